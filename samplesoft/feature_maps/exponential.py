@@ -26,7 +26,8 @@ from samplesoft.feature_maps.frequencies import (
     random_signs,
 )
 
-_MAX_CHUNK_PRODUCTS = 1 << 22  # number of products in memory at a time, in addition to features
+# number of products in memory at a time, in addition to the features
+_MAX_CHUNK_PRODUCTS = 1 << 22
 
 
 class PositiveRandomFeatures(FeatureMap):
@@ -92,15 +93,15 @@ class PositiveRandomFeatures(FeatureMap):
         # not "structured": such frequencies have a fixed norm, so that the mean of the exponentials
         # would differ from that for a Gaussian
         self.frequencies = as_choice("frequencies", frequencies, FREQUENCY_KINDS[:2])
-        size = self.dim, self.num_features
         generator = checked_generator(rng, self.num_features, self.dim)
         self.projections = draw_frequencies(
-            frequencies, *size, self.tau**0.5, generator, self.device
+            frequencies, self.dim, self.num_features, self.tau**0.5, generator, self.device
         )
 
     def _write(self, X: Any, out: Any) -> None:
         self._backend.write_features(X, out, self._write_rows, self._projection_and_epilogue)
-        if self.device != "cpu":  # on the CPU, `_write_rows` has checked the features
+        # on the CPU, `_write_rows` has checked the features
+        if self.device != "cpu":
             self._require_in_range(largest_in_rows(out))
 
     def _write_rows(self, X: Any, out: Any) -> None:
@@ -115,8 +116,9 @@ class PositiveRandomFeatures(FeatureMap):
     def _projection_and_epilogue(self, X: Any) -> tuple[Any, Any, tuple[Any, ...]]:
         """Return the frequencies (d, D), `write_positive`, and its parameters, for a GPU."""
         number = X.dtype.type
-        shift = number(0.5 * self.tau), number(0.5 * np.log(self.num_features))
-        return self.projections[X.dtype], write_positive, (squared_norms(X), *shift)
+        half_tau = number(0.5 * self.tau)
+        half_log = number(0.5 * np.log(self.num_features))
+        return self.projections[X.dtype], write_positive, (squared_norms(X), half_tau, half_log)
 
     def _require_in_range(self, largest: NDArray[Any]) -> None:
         """Raise ValueError unless the `largest` feature of each row (N,) is positive and finite."""
@@ -199,8 +201,9 @@ class RandomMaclaurinFeatures(FeatureMap):
         self._factors = []
         for degree in range(1, degrees[0] + 1):
             # factor number `degree`, for all features of this degree or a higher one
-            size = (int((degrees >= degree).sum()), self.dim)
-            self._factors.append((size[0], DenseFrequencies(random_signs(size, generator))))
+            num_columns = int((degrees >= degree).sum())
+            signs = random_signs((num_columns, self.dim), generator)
+            self._factors.append((num_columns, DenseFrequencies(signs)))
 
     def _write(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         for chunk in row_chunks((len(out), self.num_features), _MAX_CHUNK_PRODUCTS):
@@ -210,11 +213,11 @@ class RandomMaclaurinFeatures(FeatureMap):
 
             with np.errstate(over="ignore", invalid="ignore"):
                 # multiply by one factor at a time; factor k applies to the features of degree k or
-                # higher, which are the first `num` columns
+                # higher, which are the first `num_columns` columns
                 features[:] = self._scale
-                for num, signs in self._factors:
-                    signs.project(rows, products[:, :num])
-                    features[:, :num] *= products[:, :num]
+                for num_columns, signs in self._factors:
+                    signs.project(rows, products[:, :num_columns])
+                    features[:, :num_columns] *= products[:, :num_columns]
 
             require_finite(features)
 

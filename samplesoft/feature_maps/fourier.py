@@ -14,7 +14,8 @@ from samplesoft.feature_maps.base import ROW_SUBJECT, FeatureMap, overflow_remed
 from samplesoft.feature_maps.frequencies import FREQUENCY_KINDS, checked_generator, draw_frequencies
 from samplesoft.kernels.sincos import TERMS, cos_sin, cos_sin_rows
 
-_MAX_ROUNDING_TURNS = 2.0**-7  # max allowed rounding error of a typical angle, in turns of 2 pi
+# maximum allowed rounding error of a typical angle, in turns of 2 pi
+_MAX_ROUNDING_TURNS = 2.0**-7
 
 
 class RandomFourierFeatures(FeatureMap):
@@ -93,8 +94,9 @@ class RandomFourierFeatures(FeatureMap):
             for t in (np.float32, np.float64)
         }
 
-        size = self.dim, self.num_features
-        self.turns = draw_frequencies(frequencies, *size, turns, generator, self.device)
+        self.turns = draw_frequencies(
+            frequencies, self.dim, self.num_features, turns, generator, self.device
+        )
 
     def _write(self, X: Any, out: Any) -> None:
         largest = to_host(squared_norms(X)).max()

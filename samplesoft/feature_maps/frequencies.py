@@ -24,8 +24,8 @@ class DenseFrequencies:
     """A dense matrix of frequencies (D, d), stored in tiles of 64 frequencies for each dtype."""
 
     def __init__(self, matrix: FloatArray) -> None:
-        num, dim = matrix.shape
-        num_in_tiles = num - num % _TILE_COLUMNS
+        num_frequencies, dim = matrix.shape
+        num_in_tiles = num_frequencies - num_frequencies % _TILE_COLUMNS
         tiles = matrix[:num_in_tiles].reshape(-1, _TILE_COLUMNS, dim).transpose(0, 2, 1)
 
         # in tiles, because a tile stays in the cache for all rows of a product
@@ -49,17 +49,17 @@ class DenseFrequencies:
         start = 0
 
         for tiles in self._tiles[X.dtype]:
-            num, _, width = tiles.shape
-            columns = slice(start, start + num * width)
+            num_tiles, _, width = tiles.shape
+            columns = slice(start, start + num_tiles * width)
 
             # one matmul call on views of all full blocks of rows, and one for the last rows
-            for rows, size in (
+            for rows, num_rows in (
                 (slice(0, num_in_blocks), block_rows),
                 (slice(num_in_blocks, len(X)), len(X) - num_in_blocks),
             ):
-                if size and num * width:
-                    target = out[rows, columns].reshape(-1, size, num, width)
-                    blocks = X[rows].reshape(-1, 1, size, X.shape[1])
+                if num_rows and num_tiles * width:
+                    target = out[rows, columns].reshape(-1, num_rows, num_tiles, width)
+                    blocks = X[rows].reshape(-1, 1, num_rows, X.shape[1])
                     np.matmul(blocks, tiles, out=target.transpose(0, 2, 1, 3))
 
             start = columns.stop
@@ -90,20 +90,26 @@ def random_signs(shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray
 
 
 def checked_generator(
-    rng: int | np.random.Generator | None, num: int, dim: int
+    rng: int | np.random.Generator | None, num_frequencies: int, dim: int
 ) -> np.random.Generator:
     """Return a random generator for the seed `rng`.
 
-    Raises MemoryError if `num` frequencies of length `dim` do not fit in memory.
+    Raises MemoryError if `num_frequencies` vectors of length `dim` do not fit in memory.
     """
-    require_memory("num_features", num, 12.0 * num * dim)  # bytes in float32 and in float64
+    # bytes of the frequencies in float32 and in float64
+    require_memory("num_features", num_frequencies, 12.0 * num_frequencies * dim)
     return np.random.default_rng(int(stream_key(rng)))
 
 
 def draw_frequencies(
-    kind: str, dim: int, num: int, scale: float, rng: np.random.Generator, device: str = "cpu"
+    kind: str,
+    dim: int,
+    num_frequencies: int,
+    scale: float,
+    rng: np.random.Generator,
+    device: str = "cpu",
 ) -> Any:
-    """Draw `num` frequencies of length `dim`, from N(0, scale**2 I) or nearly so.
+    """Draw `num_frequencies` frequencies of length `dim`, from N(0, scale**2 I) or nearly so.
 
     If `kind` is ``"iid"``, frequencies are independent. If it is ``"orthogonal"``, they are
     orthogonal in blocks of d. If it is ``"structured"``, they are rows of products of Hadamard
@@ -112,31 +118,31 @@ def draw_frequencies(
     to arrays (d, D).
     """
     if kind == "structured":
-        size = max(_MIN_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
+        block_size = max(_MIN_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
 
-        signs = random_signs((-(-num // size), 3, size), rng)
+        signs = random_signs((-(-num_frequencies // block_size), 3, block_size), rng)
         # the scale, sqrt(p), and p**-0.5 for each of the three H
-        signs[:, 0] *= scale / size
+        signs[:, 0] *= scale / block_size
 
         structured = StructuredFrequencies(signs)
         if device == "cpu":
             return structured
 
         # on a GPU as a dense matrix, so that one kernel serves all kinds of frequencies
-        columns = np.empty((dim, num))
+        columns = np.empty((dim, num_frequencies))
         structured.project(np.eye(dim), columns)
         return _on_device(columns.T, device)
 
     if kind == "iid":
-        return _on_device(scale * rng.standard_normal((num, dim)), device)
+        return _on_device(scale * rng.standard_normal((num_frequencies, dim)), device)
 
-    directions = np.empty((num, dim))
-    for block in chunks(num, dim):
+    directions = np.empty((num_frequencies, dim))
+    for block in chunks(num_frequencies, dim):
         q, r = np.linalg.qr(rng.standard_normal((dim, block.stop - block.start)))
         # LAPACK fixes the signs of q; this sign makes the orthogonal basis uniformly distributed
         directions[block] = (q * np.sign(np.diag(r))).T
 
-    norms = np.sqrt(rng.chisquare(dim, num))  # norms of Gaussian vectors
+    norms = np.sqrt(rng.chisquare(dim, num_frequencies))  # norms of Gaussian vectors
     return _on_device(scale * norms[:, None] * directions, device)
 
 
@@ -239,19 +245,19 @@ def write_structured_products(X: NDArray[Any], signs: NDArray[Any], out: NDArray
     length p. The products of a row with all blocks are concatenated, and the last ones are dropped
     if D is not a multiple of p.
     """
-    blocks, factors, size = signs.shape
-    row = np.zeros(size, X.dtype)  # entries from d on stay 0
-    first = np.empty(size, X.dtype)
-    second = np.empty(size, X.dtype)
+    num_blocks, num_factors, block_size = signs.shape
+    row = np.zeros(block_size, X.dtype)  # entries from d on stay 0
+    buffer = np.empty(block_size, X.dtype)
+    spare_buffer = np.empty(block_size, X.dtype)
 
     for i in range(X.shape[0]):
         row[: X.shape[1]] = X[i]
 
-        for b in range(blocks):
-            y, spare = signed_hadamard(row, signs[b, 0], first, second)
-            for k in range(1, factors):
+        for b in range(num_blocks):
+            y, spare = signed_hadamard(row, signs[b, 0], buffer, spare_buffer)
+            for k in range(1, num_factors):
                 y, spare = signed_hadamard(y, signs[b, k], spare, y)
 
-            out_block = out[i, b * size : (b + 1) * size]
+            out_block = out[i, b * block_size : (b + 1) * block_size]
             for j in range(len(out_block)):
                 out_block[j] = y[j]

@@ -90,10 +90,10 @@ def orthogonal(vectors):
     """
     directions = []
     for vector in vectors:
-        rest = np.array(vector, dtype=float)
+        remainder = np.array(vector, dtype=float)
         for direction in directions:
-            rest = rest - np.dot(direction, rest) * direction
-        directions.append(rest / math.sqrt(np.dot(rest, rest)))
+            remainder = remainder - np.dot(direction, remainder) * direction
+        directions.append(remainder / math.sqrt(np.dot(remainder, remainder)))
     return np.array(directions)
 
 

@@ -70,7 +70,6 @@ def write_quadratic_features(X: NDArray[Any], root: float, out: NDArray[Any]) ->
     number = out.dtype.type  # converts constants, so that float32 is not promoted to float64
     diagonal = number(root)
     off_diagonal = number(root * 2.0**0.5)
-
     dim = X.shape[1]
 
     for n in range(X.shape[0]):

@@ -63,8 +63,10 @@ class FeatureMapSpec:
     cuda: bool = False
 
 
-def _make_quadratic(dim: int, num: int, alpha: float = 100.0, *, rng: Any = None) -> FeatureMap:
-    """Return the quadratic map; `num` and `rng` have no effect, because the map is not random."""
+def _make_quadratic(
+    dim: int, num_features: int, alpha: float = 100.0, *, rng: Any = None
+) -> FeatureMap:
+    """Return the quadratic map. As it is not random, `num_features` and `rng` have no effect."""
     return QuadraticFeatures(dim, alpha)
 
 

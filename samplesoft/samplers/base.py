@@ -37,12 +37,12 @@ LogHook = Callable[[Rows, IntArray, IntArray], FloatArray]  # (contexts, ids, ex
 NO_CLASS = -1  # stands for "no class" in internal arrays of class indices
 _NO_EXCLUSION = np.array([NO_CLASS])
 _MAX_UNPOOLED_CONTEXTS = 32  # larger batches are grouped before they share draws
-_CONTEXTS_PER_GROUP = 20  # mean number of contexts in a group of a large batch
+_CONTEXTS_PER_GROUP = 20  # on average, in a large batch
 
 
 @cache
 def _cached_log(count: int) -> np.float64:
-    """Return the logarithm of a count as a NumPy float64, whose sum with a float32 is float64."""
+    """Return the logarithm of `count` as a NumPy float64, so that a sum with float32 is float64."""
     return np.float64(np.log(count))
 
 
@@ -321,11 +321,11 @@ class Sampler(ABC):
             )
 
         if self.dim is not None:
-            # all checks come before the first change: an update that raises changes nothing
+            # two steps, so that an update that raises changes nothing: check, then apply
             self._prepare_update(classes, rows)()
 
     def __repr__(self) -> str:
-        """Return the class name, the number of classes and, if there are any, `dim` and `tau`."""
+        """Return the class name, the number of classes, and `dim` and `tau` if they are set."""
         properties = [f"{self.num_classes:,} classes"]
         properties += [
             f"{name} {value}" for name in ("dim", "tau") if (value := getattr(self, name))
@@ -333,7 +333,7 @@ class Sampler(ABC):
         return f"<{type(self).__name__}: {', '.join(properties)}>"
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:  # noqa: B027
-        """Redraw the candidates that all draws of a batch share; a no-op without candidates.
+        """Redraw the candidates that all draws of a batch share; do nothing if there are none.
 
         Parameters
         ----------
@@ -407,12 +407,12 @@ class Sampler(ABC):
         not shared, or if one context represents the batch.
         """
         if self.dim is None and shared is True and exclude is None and type(h) is np.ndarray:
-            # fast path: the sampler ignores contexts, so that the first one represents the batch
+            # fast path: the sampler ignores contexts, so that the first represents the batch
             if h.ndim == 2 and h.shape[0] and h.dtype.kind == "f" and self.device == "cpu":
                 return h[:1], _NO_EXCLUSION, None
 
         if h is None and self.dim is None:
-            # only the number of contexts is used; it is the number of excluded classes
+            # only the number of contexts matters: one for each excluded class
             contexts: Rows = np.empty((max(1, sum(as_array("exclude", exclude).shape[:1])), 0))
         else:
             contexts = self._checked_contexts(h)
@@ -420,7 +420,7 @@ class Sampler(ABC):
         batch = contexts.shape[0]
         excluded = self._checked_excluded(exclude, batch)
 
-        # with a single context there is nothing to average, and a class may be excluded
+        # a single context needs no average: `shared` has no effect, and `exclude` is allowed
         if not as_flag("shared", shared) or batch == 1:
             return contexts, excluded, None
 
@@ -494,7 +494,7 @@ class Sampler(ABC):
                 "samplers that do not look at them take None."
             )
 
-        # the sampler ignores contexts, but labels passed as `h` are a mistake worth an error
+        # this sampler ignores contexts, but raises if labels were passed as `h` by mistake
         if self.dim is None and self.device == "cpu":
             contexts = np.atleast_2d(as_array("h", h))
             if contexts.ndim != 2 or contexts.dtype.kind != "f" or 0 in np.shape(h)[:1]:
@@ -516,14 +516,14 @@ class Sampler(ABC):
             return self._backend.to_device(np.full(batch, NO_CLASS))
 
         labels: IntArray = self._backend.labels("exclude", exclude, self.num_classes, (batch,))
-        # no class would be left, and probabilities would be 0 / 0
+        # without the only class, probabilities would be 0 / 0
         if self.num_classes == 1:
             raise ValueError(
                 "`exclude` must leave a class to draw, got the only one of 1 class; "
                 "leave `exclude` out."
             )
 
-        # Numba would compile the kernels a second time for a read-only array
+        # writable, because Numba would compile the kernels again for read-only arrays
         return self._backend.writable(labels)
 
     def _sample_shared(self, h: Rows, weights: FloatArray, m: int, key: np.uint64) -> Draw:
@@ -541,22 +541,22 @@ class Sampler(ABC):
         chosen = np.searchsorted(ends, uniform_block(choice_key, 1, m)[0], side="right")
         contexts, slots, counts = np.unique(chosen, return_inverse=True, return_counts=True)
 
-        turns = np.empty(m, np.int64)  # draw k is draw turns[k] of its context
+        # draw k is draw turns[k] of its context
+        turns = np.empty(m, np.int64)
         turns[np.argsort(chosen, kind="stable")] = np.arange(m) - np.repeat(
             np.cumsum(counts) - counts, counts
         )
 
-        # every chosen context draws as many classes as the most frequent one needs; surplus draws
-        # are discarded
+        # every chosen context draws as many classes as the most frequently chosen one, and surplus
+        # draws are discarded
         chosen_contexts = arrays.take_rows(h, contexts)
         no_exclusion = self._checked_excluded(None, len(contexts))
         drawn = self._sample(chosen_contexts, int(counts.max()), no_exclusion, draw_key).ids
         ids = to_host(drawn)[slots, turns][None]
 
         no_exclusion = self._checked_excluded(None, h.shape[0])
-        log_q = self._log_prob(
-            h, arrays.to_device(np.repeat(ids, h.shape[0], axis=0)), no_exclusion
-        )
+        repeated = arrays.to_device(np.repeat(ids, h.shape[0], axis=0))
+        log_q = self._log_prob(h, repeated, no_exclusion)
         return Draw(arrays.to_device(ids), self._log_mean_exp(log_q, weights))
 
     @abstractmethod
@@ -603,7 +603,7 @@ def as_sampler(name: str, value: Any) -> Sampler:
     missing = [member for member in members if not hasattr(value, member)]
     if missing:
         got = type(value).__name__
-        # if all members are missing, a list of them would not help
+        # a list of all members would not help
         if len(missing) < len(members):
             got += f" without {', '.join(missing)}"
         raise TypeError(

@@ -28,7 +28,8 @@ from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.frequency import unigram_weights
 
 _TASK_DRAWS = 1 << 14  # number of draws in one task of a thread
-_MAX_COUNT_RATIO = 1e100  # largest / smallest count; the product of two such ratios is finite
+# largest / smallest count, such that the product of two such ratios is finite
+_MAX_COUNT_RATIO = 1e100
 
 
 class _CountTable(NamedTuple):
@@ -40,12 +41,12 @@ class _CountTable(NamedTuple):
     that nothing is subtracted.
     """
 
-    offsets: IntArray  # (S + 2,): start of each row, and the end of the last one
+    offsets: IntArray  # (S + 2,): start of each row, and the final end
     ids: IntArray  # (N,): classes of all rows
     counts: FloatArray  # (N,)
-    prefix_sums: FloatArray  # (N,): sums of counts from the first class of the row, inclusive
-    suffix_sums: FloatArray  # (N,): sums of counts to the last class of the row, inclusive
-    mixture_weights: FloatArray  # (S, 2): weights of the bigram and of the unigram in q
+    prefix_sums: FloatArray  # (N,): sums from the start of the row, inclusive
+    suffix_sums: FloatArray  # (N,): sums to the end of the row, inclusive
+    mixture_weights: FloatArray  # (S, 2): weights of bigram and unigram in q
 
 
 class BigramSampler(Sampler):
@@ -438,9 +439,9 @@ def sample_until(
 
     blocks: list[tuple[IntArray, FloatArray, FloatArray]] = []
     num_drawn = 0
-    size = 0.0
+    min_sample_size = 0.0
 
-    while num_drawn < most and size < least:
+    while num_drawn < most and min_sample_size < least:
         seed = int(mix64(key, np.uint64(len(blocks))))
         m = min(block, most - num_drawn)
         draw = sampler.sample(h, m, exclude=exclude, rng=seed).to_host()
@@ -460,7 +461,7 @@ def sample_until(
         blocks.append((draw.ids, draw.log_q, scores))
         ids, log_q, logits = map(np.hstack, zip(*blocks, strict=True))
         num_drawn += m
-        size = effective_sample_size(logits, log_q).min()
+        min_sample_size = effective_sample_size(logits, log_q).min()
 
     return Draw(ids, log_q)
 
@@ -537,20 +538,22 @@ def _index_in_row(table: _CountTable, s: int, j: int) -> int:
 def _row_sums(table: _CountTable, s: int, excluded: int) -> tuple[float, float, int]:
     """Return the sum of row s, the sum without the class `excluded`, and the index of that class.
 
-    The index in `table.ids` is -1 if the row does not hold the class; `excluded` < 0 excludes none.
+    The index in `table.ids` is -1 if the class is not in the row. A negative `excluded` excludes no
+    class.
     """
-    first = table.offsets[s]
-    last = table.offsets[s + 1]
-    if first == last:
+    start = table.offsets[s]
+    stop = table.offsets[s + 1]
+    if start == stop:
         return 0.0, 0.0, -1
 
-    total = table.prefix_sums[last - 1]
+    total = table.prefix_sums[stop - 1]
 
     index = _index_in_row(table, s, excluded) if excluded >= 0 else -1
     if index < 0:
         return total, total, -1
-    rest = table.prefix_sums[index - 1] if index > first else 0.0
-    return total, rest + (table.suffix_sums[index + 1] if index + 1 < last else 0.0), index
+    sum_before = table.prefix_sums[index - 1] if index > start else 0.0
+    sum_after = table.suffix_sums[index + 1] if index + 1 < stop else 0.0
+    return total, sum_before + sum_after, index
 
 
 @njit
@@ -563,15 +566,15 @@ def _masses_and_mass_per_count(
     and count b in the unigram has the mass ``a * mass_per_bigram + b * mass_per_unigram``.
     """
     bigram_weight, unigram_weight = table.mixture_weights[s]
-    total, bigram_rest, _ = _row_sums(table, s, excluded)
-    unigram_total, unigram_rest, _ = _row_sums(table, len(table.mixture_weights), excluded)
+    bigram_sum, remaining_bigram_sum, _ = _row_sums(table, s, excluded)
+    unigram_sum, remaining_unigram_sum, _ = _row_sums(table, len(table.mixture_weights), excluded)
 
-    mass_per_bigram = bigram_weight / total if total > 0.0 else 0.0
-    mass_per_unigram = unigram_weight / unigram_total
+    mass_per_bigram = bigram_weight / bigram_sum if bigram_sum > 0.0 else 0.0
+    mass_per_unigram = unigram_weight / unigram_sum
 
     return (
-        bigram_rest * mass_per_bigram,
-        unigram_rest * mass_per_unigram,
+        remaining_bigram_sum * mass_per_bigram,
+        remaining_unigram_sum * mass_per_unigram,
         mass_per_bigram,
         mass_per_unigram,
     )
@@ -580,21 +583,22 @@ def _masses_and_mass_per_count(
 @njit
 def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
     """Draw a class from row s by inversion of the uniform u, but never the class `excluded`."""
-    _, rest, index = _row_sums(table, s, excluded)
-    first = table.offsets[s]
-    last = table.offsets[s + 1]
+    _, remaining_sum, index = _row_sums(table, s, excluded)
+    start = table.offsets[s]
+    stop = table.offsets[s + 1]
 
-    target = u * rest
+    target = u * remaining_sum
     if index >= 0:
-        before = table.prefix_sums[index - 1] if index > first else 0.0
-        if target < before:
-            last = index
+        sum_before = table.prefix_sums[index - 1] if index > start else 0.0
+        if target < sum_before:
+            stop = index
         else:
-            target += table.prefix_sums[index] - before
-            first = index + 1
+            target += table.prefix_sums[index] - sum_before
+            start = index + 1
 
-    low = first
-    high = last - 1  # if rounding moves the target beyond the sum, the last class is drawn
+    low = start
+    # if rounding moves the target beyond the sum, the last class is drawn
+    high = stop - 1
     while low < high:
         middle = (low + high) // 2
         if table.prefix_sums[middle] > target:
@@ -608,19 +612,19 @@ def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
 def _draw_classes(
     table: _CountTable, states: IntArray, exclude: IntArray, uniforms: FloatArray, ids: IntArray
 ) -> None:
-    """Write the classes that `uniforms` (B, m) draw after `states` (B,) to `ids` (B, m)."""
+    """Write classes drawn after `states` (B,) by inversion of `uniforms` (B, m) to `ids` (B, m)."""
     for b in range(len(states)):
         s = states[b]
-        bigram, unigram, _, _ = _masses_and_mass_per_count(table, s, exclude[b])
+        bigram_mass, unigram_mass, _, _ = _masses_and_mass_per_count(table, s, exclude[b])
 
         for k in range(ids.shape[1]):
-            target = uniforms[b, k] * (bigram + unigram)
-            if target < bigram:
-                ids[b, k] = _draw_from_row(table, s, exclude[b], target / bigram)
+            target = uniforms[b, k] * (bigram_mass + unigram_mass)
+            if target < bigram_mass:
+                ids[b, k] = _draw_from_row(table, s, exclude[b], target / bigram_mass)
             else:
                 unigram_state = len(table.mixture_weights)
                 ids[b, k] = _draw_from_row(
-                    table, unigram_state, exclude[b], (target - bigram) / unigram
+                    table, unigram_state, exclude[b], (target - bigram_mass) / unigram_mass
                 )
 
 

@@ -103,7 +103,7 @@ class CertainSampler(Sampler):
     def __init__(self, tail: Sampler, certain: Any) -> None:
         _require_composable("tail", tail, "certain classes", "put all of them into `certain`")
 
-        # the total number of classes, which is the bound on the indices in `certain`
+        # total number of classes, which bounds the indices in `certain`
         n = tail.num_classes + np.size(certain)
         try:
             self.certain = as_class_set("certain", certain, n)
@@ -119,7 +119,7 @@ class CertainSampler(Sampler):
         super().__init__(n, tail.dim)
         self.tail = tail
         self.tau = tail.tau
-        # same as the tail; samplers that need draws with replacement check this attribute
+        # whether draws are with replacement, as those of the tail
         self.replace = getattr(tail, "replace", True)
 
         # the class of each index in the tail, and the index in the tail of each class
@@ -180,7 +180,7 @@ class CertainSampler(Sampler):
         return Draw(ids, log_q, np.pad(tail_draw.log_expected_count, padding))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        # the tail does not have always-included classes: evaluate its class 0, then overwrite
+        # always-included classes are not in the tail: evaluate its class 0, then overwrite it
         contexts = self.tail._checked_contexts(h)
         tail_ids = np.maximum(self._tail_index[ids], 0)
         log_q = self.tail._log_prob(contexts, tail_ids, self._excluded_tail_index(exclude))
@@ -323,7 +323,8 @@ class MixtureSampler(Sampler):
         try:
             self.second.load_state(without_prefix("second", state, "/"))
         except (TypeError, ValueError):
-            self.first.load_state(first_state)  # restore both states or neither
+            # restore both states or neither
+            self.first.load_state(first_state)
             raise
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
@@ -526,8 +527,8 @@ class TwoPassSampler(Sampler):
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         excluded, has_none = self._excluded_candidate_index(exclude)
-        # contexts without a candidate also draw, and the draws are replaced below: the draws of the
-        # other contexts do not change
+        # Contexts without a candidate draw as well, so that the draws of other contexts do not
+        # change. Their draws are replaced below.
         draw = self._candidate_softmax._sample(h, m, excluded, key)
         ids = self.candidate_ids[draw.ids]
         log_q = draw.log_q

@@ -23,7 +23,8 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
-_MAX_CHUNK_WEIGHTS = 1 << 22  # weights in one chunk of contexts, besides the result of `weights`
+# number of weights in one chunk of contexts, in addition to the result of `weights`
+_MAX_CHUNK_WEIGHTS = 1 << 22
 
 
 class DenseSampler(Sampler):
@@ -130,7 +131,7 @@ class DenseSampler(Sampler):
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        # a user writes this method, so that its result is checked
+        # `weights` is the method of a user, so check its result
         raw = np.asarray(self.weights(h))
         full_shape = (len(h), self.num_classes)
         row_shape = (self.num_classes,)
@@ -148,7 +149,7 @@ class DenseSampler(Sampler):
                 f"to {weights.max()}; correct {type(self).__name__}.weights."
             )
 
-        # weights of excluded classes are set to 0, and not subtracted from a sum
+        # set weights of excluded classes to 0; subtraction from a sum would lose digits
         rows = np.flatnonzero(exclude >= 0)
         weights[rows, exclude[rows]] = 0.0
 

@@ -32,13 +32,15 @@ from samplesoft.samplers.static import WeightedSampler
 from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
 _MAX_LABELS = 1 << 62  # maximum number of labels that a sampler can observe
-# Open gap / mean gap above which an open gap counts. A gap so long has the probability exp(-16) by
-# chance, 1 in 9 million.
+# Minimum of (open gap / mean gap) at which an open gap counts. By chance, a gap so long has the
+# probability exp(-16), 1 in 9 million.
 _LONG_GAP_RATIO = 16.0
 _MIN_COUNT = 5e-324  # the smallest positive float64
-_MAX_EXPONENT = 900  # the weight of one observation in a tree is at most 2 to this power
-_MAX_GAP = 1e300  # upper bound on the mean gap of a class before it is observed, in labels
-_BLOCK_CLASSES = 1024  # classes in a block, whose open gaps are checked together
+# the weight of one observation in a tree is at most 2 to this power
+_MAX_EXPONENT = 900
+# upper bound on the mean gap of a class before its first observation, in labels
+_MAX_GAP = 1e300
+_BLOCK_CLASSES = 1024  # number of classes whose open gaps are checked together
 
 
 class LogUniformSampler(WeightedSampler):
@@ -194,7 +196,7 @@ class LearnedUnigramSampler(Sampler):
     def __init__(self, num_classes: int, *, power: float = 1.0, initial: ArrayLike = 1.0) -> None:
         super().__init__(as_count("num_classes", num_classes))
         self.power = as_positive("power", power)
-        # counts and tree
+        # memory of the counts and of the tree
         require_memory("num_classes", self.num_classes, 40.0 * self.num_classes)
 
         # a scalar is the count of all classes
@@ -389,33 +391,36 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
 
         classes, indices = np.unique(ids, return_inverse=True)
         gaps = self._mean_gaps[classes]
-        seen = self._num_seen[classes]
-        last = self._last_seen[classes]
-        _update_gaps(indices, self._time, self.rate, gaps, seen, last)
+        num_seen = self._num_seen[classes]
+        last_seen = self._last_seen[classes]
+        _update_gaps(indices, self._time, self.rate, gaps, num_seen, last_seen)
 
         now = self._time + len(ids)
         blocks, overdue = self._blocks_and_overdue_classes(now, classes)
-        means, due = _mean_gaps_and_next_checks(
+        mean_gaps, next_checks = _mean_gaps_and_next_checks(
             np.append(gaps, self._mean_gaps[overdue]),
-            np.append(seen, self._num_seen[overdue]),
-            np.append(last, self._last_seen[overdue]),
+            np.append(num_seen, self._num_seen[overdue]),
+            np.append(last_seen, self._last_seen[overdue]),
             now,
             self.rate,
         )
 
         changed = np.append(classes, overdue)
-        # first, because it may raise, and no estimate must have changed by then
-        self._set_counts(changed, self._initial_total / means)
+        # before all other changes, because it may raise
+        self._set_counts(changed, self._initial_total / mean_gaps)
 
-        for name, values in (("_mean_gaps", gaps), ("_num_seen", seen), ("_last_seen", last)):
-            setattr(self, name, writable(getattr(self, name)))
-            getattr(self, name)[classes] = values
+        self._mean_gaps = writable(self._mean_gaps)
+        self._num_seen = writable(self._num_seen)
+        self._last_seen = writable(self._last_seen)
+        self._mean_gaps[classes] = gaps
+        self._num_seen[classes] = num_seen
+        self._last_seen[classes] = last_seen
         self._time = now
 
         self._next_checks = writable(self._next_checks)
         self._min_next_checks = writable(self._min_next_checks)
-        self._next_checks.reshape(-1)[changed] = due
-        np.minimum.at(self._min_next_checks, changed // _BLOCK_CLASSES, due)
+        self._next_checks.reshape(-1)[changed] = next_checks
+        np.minimum.at(self._min_next_checks, changed // _BLOCK_CLASSES, next_checks)
         self._min_next_checks[blocks] = self._next_checks[blocks].min(axis=1)
 
     def _blocks_and_overdue_classes(
@@ -425,7 +430,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
 
         The classes `observed` (k,) are left out, because `observe` updates them anyway.
         """
-        # most blocks are skipped by their lower bound `_min_next_checks`
+        # `_min_next_checks` shows for most blocks that no class is due
         blocks = np.flatnonzero(self._min_next_checks <= now)
         rows, columns = np.nonzero(self._next_checks[blocks] <= now)
         overdue = np.setdiff1d(
@@ -435,15 +440,15 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
 
     def _schedule_gap_checks(self) -> None:
         """Compute for all classes when their open gap is checked next."""
-        means, due = _mean_gaps_and_next_checks(
+        mean_gaps, next_checks = _mean_gaps_and_next_checks(
             self._mean_gaps, self._num_seen, self._last_seen, self._time, self.rate
         )
         # a state of an earlier version may lack the effect of open gaps: check at the next label
-        due[means != self._mean_gaps] = self._time + 1
+        next_checks[mean_gaps != self._mean_gaps] = self._time + 1
 
         num_blocks = -(-self.num_classes // _BLOCK_CLASSES)
         self._next_checks = np.full((num_blocks, _BLOCK_CLASSES), _MAX_LABELS)
-        self._next_checks.reshape(-1)[: self.num_classes] = due
+        self._next_checks.reshape(-1)[: self.num_classes] = next_checks
         self._min_next_checks = self._next_checks.min(axis=1)
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -465,70 +470,72 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
             as_counts(f"state['{name}']", state[name], self.num_classes).copy()
             for name in ("counts", "gaps")
         )
-        seen, last, time = (
+        num_seen, last_seen, time = (
             as_ids(f"state['{name}']", state[name], _MAX_LABELS)
             for name in ("seen", "last", "time")
         )
 
-        shapes_match = seen.shape == last.shape == gaps.shape and time.shape == (1,)
+        shapes_match = num_seen.shape == last_seen.shape == gaps.shape and time.shape == (1,)
         if (
             not shapes_match
             or min(gaps.min(), counts.min()) <= 0.0
-            or max(seen.max(), last.max()) > time[0]
+            or max(num_seen.max(), last_seen.max()) > time[0]
         ):
             raise ValueError(
                 "`state` must hold counts and gaps greater than 0, and of each class when it was "
                 f"last seen, before the time; got gaps from {gaps.min()}, and times of shapes "
-                f"{seen.shape}, {last.shape} and {time.shape}."
+                f"{num_seen.shape}, {last_seen.shape} and {time.shape}."
             )
 
         self._set_counts(np.arange(self.num_classes), counts)
         self._mean_gaps = gaps
-        self._num_seen = seen.copy()
-        self._last_seen = last.copy()
+        self._num_seen = num_seen.copy()
+        self._last_seen = last_seen.copy()
         self._time = int(time[0])
         self._schedule_gap_checks()
 
 
 @njit
 def _update_gaps(
-    ids: IntArray, time: int, rate: float, gaps: FloatArray, seen: IntArray, last: IntArray
+    ids: IntArray, time: int, rate: float, gaps: FloatArray, num_seen: IntArray, last_seen: IntArray
 ) -> None:
-    """Update average gaps, numbers of observations and last times in place by new observations.
+    """Update the statistics of k classes in place by new observations.
 
-    Observation i is at time ``time + i + 1``, and of the class at index ``ids[i]`` in the arrays
-    `gaps`, `seen` (numbers of observations) and `last` (times of the last observation).
+    The statistics (k,) are the average `gaps`, the numbers of observations `num_seen`, and the
+    times of the last observation `last_seen`. Observation i is made at time ``time + i + 1``, of
+    the class with index ``ids[i]`` in these arrays.
     """
     for i in range(len(ids)):
         j = ids[i]
         now = time + i + 1
-        seen[j] += 1
+        num_seen[j] += 1
         # at first the plain mean of all gaps, including the initial one
-        weight = max(rate, 1.0 / (seen[j] + 1))
-        gaps[j] += weight * (now - last[j] - gaps[j])
-        last[j] = now
+        weight = max(rate, 1.0 / (num_seen[j] + 1))
+        gaps[j] += weight * (now - last_seen[j] - gaps[j])
+        last_seen[j] = now
 
 
 def _mean_gaps_and_next_checks(
-    gaps: FloatArray, seen: IntArray, last: IntArray, now: int, rate: float
+    gaps: FloatArray, num_seen: IntArray, last_seen: IntArray, now: int, rate: float
 ) -> tuple[FloatArray, IntArray]:
     """Return average gaps (k,) that include long open gaps, and times (k,) of the next check.
 
     At the time of the next check, the open gap may have grown enough to change the average again.
-    The arguments are the average gaps, numbers of observations and last times (k,) of classes. The
-    results depend on nothing else, and so not on the division of labels into calls.
+    The arguments are, for k classes, the average `gaps`, the numbers of observations `num_seen`,
+    and the times of the last observation `last_seen`. The results depend on nothing else, and so
+    not on the division of labels into calls.
     """
-    weight = np.maximum(rate, 1.0 / (seen + 2.0))  # weight of a gap that would end now
+    weight = np.maximum(rate, 1.0 / (num_seen + 2.0))  # weight of a gap that would end now
     with np.errstate(over="ignore"):  # the ratio of a class with a tiny average gap
-        gap_ratios = (now - last) / gaps
+        gap_ratios = (now - last_seen) / gaps
         growth = np.where(gap_ratios > _LONG_GAP_RATIO, 1.0 + weight * (gap_ratios - 1.0), 1.0)
 
         mantissa, exponent = np.frexp(growth)
         growth = np.ldexp(np.floor(16.0 * mantissa) / 16.0, exponent)
         next_growth = growth + np.ldexp(1.0 / 16.0, exponent)
         gap_ratios = np.maximum(_LONG_GAP_RATIO, 1.0 + (next_growth - 1.0) / weight)
-        # one label early, to be safe from rounding; a check too early changes nothing
-        next_check = np.minimum(last + np.floor(gap_ratios * gaps) - 1.0, float(_MAX_LABELS))
+        # one label early, to allow for rounding; a check that comes too early changes nothing
+        next_check = np.minimum(last_seen + np.floor(gap_ratios * gaps) - 1.0, float(_MAX_LABELS))
 
     return gaps * growth, np.maximum(next_check.astype(np.int64), now + 1)
 

@@ -123,7 +123,8 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
     if k < n:
         threshold = np.take_along_axis(perturbed, order[:, k : k + 1], axis=1)[:, 0]
 
-    with np.errstate(over="ignore"):  # a class with inclusion probability 1
+    # exp overflows for a class with inclusion probability 1
+    with np.errstate(over="ignore"):
         excess = log_q - threshold[:, None]
 
         for b in np.flatnonzero((threshold < -FAR) & (k < n)):
@@ -159,7 +160,7 @@ class _Cells(NamedTuple):
     order: IntArray  # (n,): classes sorted by cell
     offsets: IntArray  # (K + 1,)
     centers: FloatArray  # (K, d): mean vector of each cell
-    radii: FloatArray  # (K,): largest distance of a class vector from the mean, rounded up
+    radii: FloatArray  # (K,): largest distance from the mean, rounded up
 
 
 class LazyGumbel:
@@ -257,8 +258,8 @@ class LazyGumbel:
     ) -> None:
         self._rows: Rows = as_float_rows("class_embeddings", class_embeddings).copy()
         n = len(self._rows)
-        size = math.isqrt(n - 1) + 1 if num_head is None else as_count("num_head", num_head)
-        self.num_head = min(size, n)
+        head_size = math.isqrt(n - 1) + 1 if num_head is None else as_count("num_head", num_head)
+        self.num_head = min(head_size, n)
         self.tau = as_tau(tau, unit_vectors=False)
 
         self._cells: _Cells | None = None
@@ -334,18 +335,16 @@ class LazyGumbel:
                 shift,
             )
 
-            # the tolerance is for the rounding of products
-            if tail_bound is not None and max_tail_logit > (bound - shift) + 1e-6 * (
-                1.0 + abs(bound)
-            ):
+            tolerance = 1e-6 * (1.0 + abs(bound))  # for the rounding of products
+            if tail_bound is not None and max_tail_logit > (bound - shift) + tolerance:
                 raise ValueError(
                     f"`tail_bound` must be at least each logit outside the head, got {bound} for "
                     f"context {b}, where one is {max_tail_logit + shift}; raise it, or leave "
                     "it out."
                 )
 
-        tail = np.uint64(mix64(key, _TAIL_STREAM))
-        log_z = self._estimate_log_partition(queries, ids, scores, shifts, k, tail)
+        tail_key = np.uint64(mix64(key, _TAIL_STREAM))
+        log_z = self._estimate_log_partition(queries, ids, scores, shifts, k, tail_key)
         return Draw(ids_drawn, logits - log_z[:, None])
 
     def log_partition(
@@ -422,7 +421,8 @@ class LazyGumbel:
                 f"`h` must have logits {requirement}; scale vectors down, or use float64."
             )
 
-        if head is None:  # scored classes outside the head are not above its smallest logit
+        if head is None:
+            # scored classes outside the head have at most its smallest logit
             return queries, ids, scores, np.maximum(bounds, scores.min(axis=1))
         return queries, ids, scores, self._largest_norm * _row_norms(queries)
 
@@ -468,9 +468,8 @@ class LazyGumbel:
             num_head_before = np.searchsorted(
                 ids[b] - np.arange(ids.shape[1]), positions[b], side="right"
             )
-            logits = (self._rows[positions[b] + num_head_before] @ queries[b]).astype(
-                np.float64
-            ) - shifts[b]
+            drawn = self._rows[positions[b] + num_head_before]
+            logits = (drawn @ queries[b]).astype(np.float64) - shifts[b]
 
             log_tail = np.logaddexp.reduce(logits) + math.log(tail_size / num_tail_draws)
             log_z[b] = np.logaddexp(log_z[b], log_tail)
@@ -479,12 +478,12 @@ class LazyGumbel:
 
 def _row_norms(rows: Rows) -> FloatArray:
     """Return the Euclidean norms (N,) of rows (N, d), without intermediate overflow."""
-    precise = rows.astype(np.float64)  # in float32, squares of small values underflow
+    float64_rows = rows.astype(np.float64)  # in float32, squares of small values underflow
     with ignore_overflow():
-        norms: FloatArray = np.linalg.norm(precise, axis=1)
+        norms: FloatArray = np.linalg.norm(float64_rows, axis=1)
         if not np.isfinite(norms).all():  # squares overflow, but the norms may be finite
-            unit = np.abs(precise).max()
-            norms = np.linalg.norm(precise / unit, axis=1) * unit
+            unit = np.abs(float64_rows).max()
+            norms = np.linalg.norm(float64_rows / unit, axis=1) * unit
     return norms
 
 
@@ -494,10 +493,11 @@ def _shifts_of_large_scores(scores: FloatArray) -> FloatArray:
     return np.where(np.abs(max_scores) > FAR, max_scores, 0.0)
 
 
-def _make_cells(rows: Rows, num: int) -> _Cells:
-    """Return a partition of the classes with vectors (n, d) into at most `num` cells by k-means."""
+def _make_cells(rows: Rows, max_cells: int) -> _Cells:
+    """Return a partition of classes with vectors `rows` (n, d) into at most `max_cells` cells."""
     require_finite_distances(float(np.abs(rows).max()), rows.dtype)
-    labels = k_means(rows, num, np.uint64(0))  # a fixed seed: cells change only the time of draws
+    # the seed is fixed, because cells change only the time of draws
+    labels = k_means(rows, max_cells, np.uint64(0))
 
     order = np.argsort(labels, kind="stable")
     offsets = np.append(np.flatnonzero(np.diff(labels[order], prepend=-1)), len(rows))
@@ -509,8 +509,8 @@ def _make_cells(rows: Rows, num: int) -> _Cells:
     slack = 2.0 * (rows.shape[1] + 2) * float(np.finfo(rows.dtype).eps)
 
     with ignore_overflow():
-        for i, (first, last) in enumerate(pairwise(offsets)):
-            vectors = rows[order[first:last]].astype(np.float64)
+        for i, (start, stop) in enumerate(pairwise(offsets)):
+            vectors = rows[order[start:stop]].astype(np.float64)
             centers[i] = vectors.mean(axis=0)
             radius = np.linalg.norm(vectors - centers[i], axis=1).max()
             radii[i] = radius + slack * (radius + np.linalg.norm(centers[i]))
@@ -534,25 +534,25 @@ def _score_cells(
     Cells are scored in the order `cell_order`, by decreasing `bounds`, until a draw scores on
     average at most k classes of the tail. Returns the numbers of scored cells and classes.
     """
-    seen = 0
+    num_scored = 0
     max_logit = -np.inf
     total = 0.0
 
     for c in range(len(cell_order)):
         # a draw scores on average at most (n - k) e^bound / Z classes of the tail, with the sum Z
         # of exp(logit) over the classes scored so far
-        if seen >= k and bounds[c] - max_logit <= math.log(k * total / (len(rows) - k)):
-            return c, seen
+        if num_scored >= k and bounds[c] - max_logit <= math.log(k * total / (len(rows) - k)):
+            return c, num_scored
 
         for i in range(cells.offsets[cell_order[c]], cells.offsets[cell_order[c] + 1]):
-            ids[seen] = cells.order[i]
-            logits[seen] = row_dot(rows, ids[seen], queries, b)
-            if logits[seen] > max_logit:
-                total *= math.exp(max_logit - logits[seen])
-                max_logit = logits[seen]
-            total += math.exp(logits[seen] - max_logit)
-            seen += 1
-    return len(cell_order), seen
+            ids[num_scored] = cells.order[i]
+            logits[num_scored] = row_dot(rows, ids[num_scored], queries, b)
+            if logits[num_scored] > max_logit:
+                total *= math.exp(max_logit - logits[num_scored])
+                max_logit = logits[num_scored]
+            total += math.exp(logits[num_scored] - max_logit)
+            num_scored += 1
+    return len(cell_order), num_scored
 
 
 @njit
@@ -563,12 +563,12 @@ def _open_uniform(key: np.uint64, counter: np.uint64) -> float:
 
 
 @njit
-def _gumbel_noise(key: np.uint64, batch: int, num: int) -> FloatArray:
+def _gumbel_noise(key: np.uint64, batch: int, num_classes: int) -> FloatArray:
     """Return Gumbel noise (batch, num), with one random stream for each row."""
-    values = np.empty((batch, num))
+    values = np.empty((batch, num_classes))
     for b in range(batch):
         row = mix64(key, np.uint64(b))
-        for j in range(num):
+        for j in range(num_classes):
             values[b, j] = -math.log(-math.log(_open_uniform(row, np.uint64(j))))
     return values
 
@@ -592,7 +592,7 @@ def _draw_lazily(
     other logits. `shift` has been subtracted from the scores, the bound and the written logits.
     Returns the largest scored logit of the tail, minus `shift`.
     """
-    size = len(rows) - len(head)
+    tail_size = len(rows) - len(head)
     max_tail_logit = -np.inf
 
     for k in range(len(ids)):
@@ -619,7 +619,7 @@ def _draw_lazily(
             # All clocks of the tail ring before `time` with the same probability. So the number of
             # classes between two such classes is geometric, with log(1 - prob) = -time.
             gap = -math.log(_open_uniform(stream, np.uint64(counter))) / time
-            if not gap < size - 1 - position:
+            if not gap < tail_size - 1 - position:
                 break
 
             position += 1 + int(gap)

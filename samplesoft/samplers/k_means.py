@@ -14,7 +14,7 @@ from samplesoft.kernels.rows import squared_distance
 
 Rows = NDArray[Any]  # float32 or float64
 _NUM_ITERATIONS = 8  # iterations of Lloyd's algorithm
-_SAMPLE_ROWS_PER_CENTER = 64  # number of rows in the sample, divided by the number of centers
+_SAMPLE_ROWS_PER_CENTER = 64  # rows in the sample / number of centers
 _TASK_ROWS = 4096  # number of rows in one task of a thread
 # a coordinate is centered if |middle of its values| / (range of its values) is larger than this
 _MAX_OFFSET_RATIO = 16.0
@@ -30,19 +30,20 @@ def require_finite_distances(largest: float, dtype: np.dtype[Any]) -> None:
         )
 
 
-def k_means(rows: Rows, num: int, key: np.uint64) -> IntArray:
-    """Cluster rows (k, d) by k-means; return the index of the nearest of `num` centers, (k,).
+def k_means(rows: Rows, num_centers: int, key: np.uint64) -> IntArray:
+    """Return the index (k,) of the nearest center of each row (k, d), by k-means.
 
-    `key` selects the random rows at which the centers start. Adding the same vector to all rows,
-    such as a large common component, changes the result only by the rounding of the rows.
+    There are `num_centers` centers, which start at random rows that `key` selects. Adding the same
+    vector to all rows, such as a large common component, changes the result only by the rounding of
+    the rows.
     """
     rows = _subtract_common_offset(rows)
 
     permutation = np.argsort(uniform_block(key, 1, len(rows))[0], kind="stable")
     # more rows in the sample would hardly move a center
-    sample = rows[permutation[: _SAMPLE_ROWS_PER_CENTER * num]]
+    sample = rows[permutation[: _SAMPLE_ROWS_PER_CENTER * num_centers]]
 
-    centers = sample[:num].copy()
+    centers = sample[:num_centers].copy()
     for _ in range(_NUM_ITERATIONS):
         _move_centers_to_means(sample, _nearest_centers(sample, centers), centers)
     return _nearest_centers(rows, centers)

@@ -23,7 +23,8 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.tree.features import Transform
 from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
-UNIT_TOLERANCE = 1e-3  # of norm 1; well above the rounding of normalised float32 vectors
+# tolerance of norm 1, well above the rounding of normalised float32 vectors
+UNIT_TOLERANCE = 1e-3
 
 
 class KernelSampler(Sampler):
@@ -260,7 +261,7 @@ class PositiveSampler(KernelSampler):
         device: str = "cpu",
     ) -> None:
         rows = backend(as_device(device)).float_rows("class_embeddings", class_embeddings)
-        tau = as_tau(tau, unit_vectors=False)  # replaces None by the default, also for the map
+        tau = as_tau(tau, unit_vectors=False)
         phi = PositiveRandomFeatures(
             rows.shape[1], num_features, tau, frequencies=frequencies, rng=rng, device=device
         )

@@ -28,7 +28,7 @@ Codes = NDArray[np.uint16]
 Int32Array = NDArray[np.int32]
 _MAX_BITS = 16  # bits in a hash code, which is stored as uint16
 _MIN_UNIFORM_SHARE = 1e-100  # keeps probabilities above 0 in float64, even for 10**15 classes
-_TASK_STEPS = 1 << 20  # number of inner loop steps in one task of a thread
+_TASK_STEPS = 1 << 20  # inner loop steps in one task of a thread
 
 
 class _HashTables(NamedTuple):
@@ -53,7 +53,8 @@ class _BucketMixture(NamedTuple):
 
     codes: Codes  # (B, L + 1): codes of the contexts
     exclude: IntArray  # (B,): excluded classes, or -1
-    class_mass: FloatArray  # (B, L + 1): mass of each class in the bucket, 0 if the bucket is empty
+    # (B, L + 1): mass of each class in the bucket, 0 if the bucket is empty
+    class_mass: FloatArray
     # (B, L + 1): cumulative sums over tables of the masses of buckets without the excluded class
     cumulative_mass: FloatArray
 
@@ -185,7 +186,7 @@ class LSHSampler(Sampler):
         require_bytes(subject, num_bytes, "lower `num_tables` or `num_bits`")
 
         generator = np.random.default_rng(int(stream_key(rng)))
-        shape = self.num_tables, self.num_bits, rows.shape[1]
+        shape = (self.num_tables, self.num_bits, rows.shape[1])
         directions = generator.standard_normal(shape)
         # scaled so that projections do not overflow; only the signs of projections are used
         directions /= np.abs(directions).sum(axis=2, keepdims=True)
@@ -378,13 +379,13 @@ def _write_masses(tables: _HashTables, uniform_share: float, mixture: _BucketMix
         uniform_mass = uniform_share
 
         for t in range(num_tables + 1):
-            _, size, skip = _bucket_range(tables, mixture, b, t)
+            _, bucket_size, num_excluded = _bucket_range(tables, mixture, b, t)
             mass = (1.0 - uniform_share) / num_tables if t < num_tables else uniform_mass
-            uniform_mass += mass if size == 0 else 0.0
-            class_mass[b, t] = mass / size if size > 0 else 0.0
+            uniform_mass += mass if bucket_size == 0 else 0.0
+            class_mass[b, t] = mass / bucket_size if bucket_size > 0 else 0.0
 
-            # mass of the remaining classes: classes are counted, and no mass is subtracted
-            total += class_mass[b, t] * (size - skip)
+            # subtract numbers of classes, which are exact, and not masses
+            total += class_mass[b, t] * (bucket_size - num_excluded)
             cumulative_mass[b, t] = total
 
 
@@ -392,25 +393,25 @@ def _write_masses(tables: _HashTables, uniform_share: float, mixture: _BucketMix
 def _bucket_range(
     tables: _HashTables, mixture: _BucketMixture, b: int, t: int
 ) -> tuple[int, int, int]:
-    """Return the start and the size of the bucket of context b in table t, and a 0/1 flag.
+    """Return the start of the bucket of context b in table t, its size, and 0 or 1.
 
-    The flag is 1 if the bucket holds the excluded class of the context, which draws must skip.
+    The third value is the number of excluded classes in the bucket, which draws must skip.
     """
     code = mixture.codes[b, t]
     excluded = mixture.exclude[b]
-    begin = tables.offsets[t, code]
-    end = tables.offsets[t, code + 1]
-    skip = 1 if excluded >= 0 and tables.codes[excluded, t] == code else 0
-    return begin, end - begin, skip
+    start = tables.offsets[t, code]
+    stop = tables.offsets[t, code + 1]
+    num_excluded = 1 if excluded >= 0 and tables.codes[excluded, t] == code else 0
+    return start, stop - start, num_excluded
 
 
 @njit
 def _draw_classes(
-    tables: _HashTables, mixture: _BucketMixture, key: np.uint64, first: int, ids: IntArray
+    tables: _HashTables, mixture: _BucketMixture, key: np.uint64, first_context: int, ids: IntArray
 ) -> None:
     """Write draws to `ids` (B, m); row b uses the random stream of context ``first + b``."""
     for b in range(len(ids)):
-        stream = mix64(key, np.uint64(first + b))
+        stream = mix64(key, np.uint64(first_context + b))
         cumulative_mass = mixture.cumulative_mass[b]
 
         for k in range(ids.shape[1]):
@@ -420,10 +421,10 @@ def _draw_classes(
                 np.searchsorted(cumulative_mass, target, side="right"), len(cumulative_mass) - 1
             )
 
-            begin, size, skip = _bucket_range(tables, mixture, b, t)
-            slot = begin + int(uniform(stream, np.uint64(2 * k + 1)) * (size - skip))
-            # the classes of a bucket increase: from the excluded class on, move up one slot
-            if skip and tables.members[t, slot] >= mixture.exclude[b]:
+            start, bucket_size, num_excluded = _bucket_range(tables, mixture, b, t)
+            slot = start + int(uniform(stream, np.uint64(2 * k + 1)) * (bucket_size - num_excluded))
+            # classes of a bucket are sorted: from the excluded class on, move up one slot
+            if num_excluded and tables.members[t, slot] >= mixture.exclude[b]:
                 slot += 1
 
             ids[b, k] = tables.members[t, slot]
@@ -451,8 +452,8 @@ def _add_probs(tables: _HashTables, mixture: _BucketMixture, q: FloatArray) -> N
     """Write the probabilities of all classes to `q` (B, n), which must be 0 initially."""
     for b in range(len(q)):
         for t in range(len(tables.offsets)):
-            begin, size, _ = _bucket_range(tables, mixture, b, t)
-            for slot in range(begin, begin + size):
+            start, bucket_size, _ = _bucket_range(tables, mixture, b, t)
+            for slot in range(start, start + bucket_size):
                 q[b, tables.members[t, slot]] += (
                     mixture.class_mass[b, t] / mixture.cumulative_mass[b, -1]
                 )

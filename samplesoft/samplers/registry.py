@@ -45,8 +45,10 @@ from samplesoft.samplers.metropolis import MetropolisSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
 
-_MAX_LOST_NATS = 0.1  # larger losses of mean log-likelihood by wrong ranks give a warning
-_MIN_PROB = 1e-300  # a softmax may underflow, but an importance weight needs a probability above 0
+# larger losses of mean log-likelihood by wrong ranks give a warning
+_MAX_LOST_NATS = 0.1
+# a softmax may underflow, but importance weights need probabilities above 0
+_MIN_PROB = 1e-300
 _INPUT_DESCRIPTIONS = {
     "class_embeddings": "class vectors (n, d)",
     "counts": "class counts (n,)",
@@ -124,9 +126,8 @@ class SamplerInputs:
             if value is not None or name in ("nu", "alpha", "power", "num_features"):
                 object.__setattr__(self, name, check(name, value))  # the class is frozen
 
-        if not isinstance(
-            self.rng, np.random.Generator
-        ):  # `stream_key` would draw from a generator
+        # check a seed only, because `stream_key` would draw from a generator
+        if not isinstance(self.rng, np.random.Generator):
             stream_key(self.rng)
 
         if self.class_embeddings is self.counts is self.logits is None:
@@ -135,7 +136,7 @@ class SamplerInputs:
                 "many classes there are, got None for each."
             )
 
-        # before the check of `counts`, which needs the number of classes
+        # first the shapes, because the check of counts needs the number of classes
         self._require_matching_shapes()
         if self.counts is not None:
             object.__setattr__(self, "counts", as_counts("counts", self.counts, self.num_classes))
@@ -280,7 +281,8 @@ def _make_quadratic(class_embeddings: Rows, tau: float | None, alpha: float) -> 
         raise ValueError(f"`tau` must have a finite square, got {tau:g}; scale the class vectors.")
 
     sampler = QuadraticSampler(class_embeddings, alpha=alpha, leaf="kernel")
-    sampler.tau = tau  # this kernel is a function of the logit of the loss, tau h . c
+    # this kernel is a function of the logit of the loss, tau h . c
+    sampler.tau = tau
     return sampler
 
 
@@ -288,9 +290,9 @@ def _make_two_pass(
     class_embeddings: Rows, counts: FloatArray, power: float, **options: Any
 ) -> Sampler:
     """Return a two-pass sampler with max(16, n / 8) candidates, drawn by a power of the counts."""
-    num = max(16, len(class_embeddings) // 8)
-    first = UnigramSampler(counts, power=power)
-    return TwoPassSampler(first, class_embeddings, num_candidates=num, **options)
+    num_candidates = max(16, len(class_embeddings) // 8)
+    candidates = UnigramSampler(counts, power=power)
+    return TwoPassSampler(candidates, class_embeddings, num_candidates=num_candidates, **options)
 
 
 def _make_mixture(counts: FloatArray, power: float, **options: Any) -> Sampler:
@@ -510,9 +512,9 @@ def warn_of_wrong_ranks(sampler: Sampler, counts: FloatArray) -> None:
         warn_of_wrong_ranks(sampler.tail, counts[others])
 
     for name in ("first", "second", "candidates"):
-        inner = getattr(sampler, name, None)
-        if isinstance(inner, Sampler) and inner.num_classes == sampler.num_classes:
-            warn_of_wrong_ranks(inner, counts)
+        component = getattr(sampler, name, None)
+        if isinstance(component, Sampler) and component.num_classes == sampler.num_classes:
+            warn_of_wrong_ranks(component, counts)
 
     if not isinstance(sampler, LogUniformSampler) or len(counts) != sampler.num_classes:
         return
@@ -594,19 +596,19 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
     checked = [as_choice("names", name, SAMPLERS) for name in names]
 
     # in float64, like the exact bias
-    precise = {
+    float64_vectors = {
         field: value.astype(np.float64)
         for field in ("h", "class_embeddings")
         if (value := getattr(inputs, field)) is not None
     }
-    inputs = replace(inputs, **precise)
+    inputs = replace(inputs, **float64_vectors)
     return {name: _dense_probs(name, inputs) for name in checked}
 
 
 def _dense_probs(name: str, inputs: SamplerInputs) -> FloatArray:
     """Return the probabilities, (n,) or (B, n), of all classes under the sampler `name`."""
     spec = SAMPLERS[name]
-    # with logits no sampler is built, which takes little time even if n is large
+    # with logits, no sampler has to be built, which saves time if n is large
     if spec.weights is not None and inputs.logits is not None:
         if spec.needs_counts:
             require_input(name, inputs, "counts")

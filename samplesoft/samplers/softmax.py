@@ -21,14 +21,16 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 
 Real = NDArray[Any]  # float32 or float64
 _PRODUCT_ROWS = 32  # number of contexts in one matrix product
-_PRODUCT_LOGITS = 1 << 17  # logits in one matrix product; they stay in the cache until summed
+# number of logits in one matrix product, which stay in the cache until they are summed
+_PRODUCT_LOGITS = 1 << 17
 _TASK_DRAWS = 1 << 9  # number of draws in one task of a thread
 
 
 class _FirstPassResults(NamedTuple):
     """Log-masses of L blocks of classes for B contexts, with the arrays to draw in the blocks."""
 
-    blocks: Real  # (L, d, block_size): class vectors as columns, so that classes are contiguous
+    # (L, d, block_size): class vectors as columns, so that classes are contiguous
+    blocks: Real
     num_classes: int  # the last block may have unused columns
     queries: Real  # (B, d): tau h
     # (B, L): log of the sum of exp(logit) over the block without the excluded class, plus a
@@ -142,7 +144,7 @@ class SoftmaxSampler(Sampler):
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         self._blocks = writable(self._blocks)
         # NumPy keeps the last vector of a repeated class
-        index = ids // self.block_size, slice(None), ids % self.block_size
+        index = (ids // self.block_size, slice(None), ids % self.block_size)
         return partial(setitem, self._blocks, index, rows)
 
     def _first_pass_log_sums(self, h: Rows, exclude: IntArray) -> _FirstPassResults:
@@ -205,7 +207,7 @@ class SoftmaxSampler(Sampler):
             logits[excluded_block[rows], rows, exclude[rows] % self.block_size] = -np.inf
 
             max_logits = logits.max(axis=2)
-            max_logits[max_logits == -np.inf] = 0.0  # a block that only holds the excluded class
+            max_logits[max_logits == -np.inf] = 0.0  # a block of the excluded class alone
             logits -= max_logits[:, :, None]  # so that exponentials do not overflow
 
             sums = np.exp(logits, out=logits).sum(axis=2)
@@ -229,7 +231,7 @@ def _draw_or_evaluate_in_blocks(
     ids. The log-probability is computed from the same block masses and weights as the draw, so that
     it is exact for the draw, whatever the rounding of the masses.
     """
-    # compiled twice, with and without uniforms: Numba removes the branches of the other case
+    # Numba compiles this twice, with and without uniforms, and removes the unused branches
     blocks, num_classes, queries, log_masses, exclude = first_pass
     num_blocks, _, width = blocks.shape
     block_weights = np.empty((1, num_blocks))
@@ -258,44 +260,45 @@ def _draw_or_evaluate_in_blocks(
             else:
                 block = ids[b, k] // width
 
-            first = block * width
-            size = min(width, num_classes - first)
+            start = block * width
+            num_in_block = min(width, num_classes - start)
             if block != current_block:  # compute its logits
                 total_in_block, max_logit = _write_block_weights(
-                    blocks[block], queries[b], size, exclude[b] - first, logits, weights
+                    blocks[block], queries[b], num_in_block, exclude[b] - start, logits, weights
                 )
                 current_block = block
 
-            if uniforms is not None:  # the rest of the uniform, rescaled, draws within the block
+            if uniforms is not None:
+                # the remainder of the uniform, rescaled, draws within the block
                 c, _ = search_cumulative(
                     weights,
                     0,
-                    size,
+                    num_in_block,
                     total_in_block * (target - cumulative) / block_weights[0, block],
                     0,
                     0.0,
                 )
-                ids[b, k] = first + c
+                ids[b, k] = start + c
 
             log_block_prob = log_masses[b, block] - max_log_mass - math.log(total)
-            logit = float(logits[ids[b, k] - first])
+            logit = float(logits[ids[b, k] - start])
             log_q[b, k] = log_block_prob + (logit - max_logit - math.log(total_in_block))
 
 
 @njit
 def _write_block_weights(
-    block: Real, query: Real, size: int, excluded: int, logits: Real, weights: FloatArray
+    block: Real, query: Real, num_in_block: int, excluded: int, logits: Real, weights: FloatArray
 ) -> tuple[float, float]:
     """Write the logits of a block, and the weights ``exp(logit - max_logit)``; 0 for `excluded`.
 
-    `block` (d, block_size) has `size` classes in its first columns. Returns the sum of the weights,
-    and ``max_logit``, the maximum without the excluded class.
+    `block` (d, block_size) has `num_in_block` classes in its first columns. Returns the sum of the
+    weights, and ``max_logit``, the maximum without the excluded class.
     """
     # the inner loop is vectorised, because it runs over classes, which are contiguous
-    logits[:size] = 0
+    logits[:num_in_block] = 0
     for i in range(len(query)):
-        for c in range(size):
+        for c in range(num_in_block):
             logits[c] += block[i, c] * query[i]
-    for c in range(size):
+    for c in range(num_in_block):
         weights[0, c] = float(logits[c])
-    return exp_weights(weights, weights, 0, size, excluded)
+    return exp_weights(weights, weights, 0, num_in_block, excluded)

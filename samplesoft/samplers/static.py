@@ -171,9 +171,8 @@ class WeightedSampler(Sampler):
         log_q = self._log_q_without_exclusion(ids)
         if log_left is not None:
             log_q -= log_left
-        return Draw(
-            ids, log_q, None if self.replace else np.log(self._inclusion_probs(m, ids, exclude))
-        )
+        log_inclusion = None if self.replace else np.log(self._inclusion_probs(m, ids, exclude))
+        return Draw(ids, log_q, log_inclusion)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         log_q = self._log_q_without_exclusion(ids) - self._log_mass_left(exclude)[:, None]
@@ -205,10 +204,10 @@ class WeightedSampler(Sampler):
 
     def _require_enough_classes(self, m: int, exclude: IntArray) -> None:
         """Raise ValueError if there are fewer than m classes to draw without replacement."""
-        left = int(self._num_drawable(exclude).min())
-        if m > left:
+        num_left = int(self._num_drawable(exclude).min())
+        if m > num_left:
             raise ValueError(
-                f"`num_sampled` must be at most {left}, the number of classes that can be drawn "
+                f"`num_sampled` must be at most {num_left}, the number of classes that can be drawn "
                 f"without replacement, got {m}; draw fewer, or make the sampler with replace=True."
             )
 
@@ -247,24 +246,25 @@ class WeightedSampler(Sampler):
 
     def _num_drawable(self, exclude: IntArray) -> IntArray:
         """Return the number (B,) of classes with positive weight that are not excluded."""
-        # excluding a class of weight 0 leaves the number as it is
-        left: IntArray = self._is_drawable.sum() - ((exclude >= 0) & self._is_drawable[exclude])
-        return left
+        # exclusion of a class of weight 0 does not change the number
+        num_left: IntArray = self._is_drawable.sum() - ((exclude >= 0) & self._is_drawable[exclude])
+        return num_left
 
-    def _write_draws(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
+    def _write_draws(
+        self, key: np.uint64, first_example: int, exclude: IntArray, ids: IntArray
+    ) -> None:
         """Write draws to `ids` (B, m); row b uses the random stream of example ``first + b``."""
         # the table without the heaviest class is built when a context first excludes this class
-        without_heaviest = (
-            self._table_and_mass_without_heaviest[0]
-            if np.logical_or.reduce(exclude == self._heaviest)
-            else self._alias_table
-        )
+        if np.logical_or.reduce(exclude == self._heaviest):
+            without_heaviest = self._table_and_mass_without_heaviest[0]
+        else:
+            without_heaviest = self._alias_table
 
         tables = _AliasTables(
             self._alias_table, without_heaviest, self._heaviest, self._log_weights
         )
-        draw = _write_alias_draws if self.replace else _write_distinct_draws
-        draw(key, first, tables, exclude, ids)
+        write_draws = _write_alias_draws if self.replace else _write_distinct_draws
+        write_draws(key, first_example, tables, exclude, ids)
 
     def _inclusion_probs(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the inclusion probabilities of `ids` (B, k) in m draws without replacement.
@@ -274,7 +274,8 @@ class WeightedSampler(Sampler):
         cached = self._last_inclusion
         # cached, because m rarely changes between calls, and all classes use the same quadrature
         if cached is None or cached[0] != m:
-            self._last_inclusion = cached = m, SuccessiveInclusion(self._log_weights, m)
+            cached = (m, SuccessiveInclusion(self._log_weights, m))
+            self._last_inclusion = cached
         return cached[1].of_classes(ids, exclude)
 
 
@@ -318,9 +319,11 @@ class UniformSampler(WeightedSampler):
     def _num_drawable(self, exclude: IntArray) -> IntArray:
         return self.num_classes - (exclude >= 0).astype(np.int64)
 
-    def _write_draws(self, key: np.uint64, first: int, exclude: IntArray, ids: IntArray) -> None:
-        draw = _write_uniform_draws if self.replace else _write_distinct_uniform_draws
-        draw(key, first, self.num_classes, exclude, ids)
+    def _write_draws(
+        self, key: np.uint64, first_example: int, exclude: IntArray, ids: IntArray
+    ) -> None:
+        write_draws = _write_uniform_draws if self.replace else _write_distinct_uniform_draws
+        write_draws(key, first_example, self.num_classes, exclude, ids)
 
     def _inclusion_probs(self, m: int, ids: IntArray, exclude: IntArray) -> FloatArray:
         return np.where(ids == exclude[:, None], 0.0, m / self._num_drawable(exclude)[:, None])
@@ -328,40 +331,40 @@ class UniformSampler(WeightedSampler):
 
 @njit
 def _write_alias_draws(
-    key: np.uint64, first: int, tables: _AliasTables, exclude: IntArray, ids: IntArray
+    key: np.uint64, first_example: int, tables: _AliasTables, exclude: IntArray, ids: IntArray
 ) -> None:
     """Write draws with replacement to `ids` (B, m); row b uses the stream of example ``first + b``.
 
     `exclude` (B,) are classes that are not drawn, or negative. Examples that exclude the heaviest
     class use the table without this class. Other examples reject draws of the excluded class.
     """
-    num = ids.shape[1]
+    num_draws = ids.shape[1]
 
     for b in range(len(ids)):
-        row = np.uint64(mix64(key, np.uint64(first + b)))
+        row = np.uint64(mix64(key, np.uint64(first_example + b)))
         excluded = exclude[b]
         thresholds, alias = (
             tables.without_heaviest if excluded == tables.heaviest else tables.all_classes
         )
 
-        for k in range(num):  # without branches, so that many reads of the table overlap
+        for k in range(num_draws):  # without branches, so that many reads of the table overlap
             ids[b, k] = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
 
         if excluded >= 0:
-            for k in range(num):
+            for k in range(num_draws):
                 word = k
                 while ids[b, k] == excluded:
-                    word += num
+                    word += num_draws
                     ids[b, k] = alias_draw(mix64(row, np.uint64(word)), thresholds, alias)
 
 
 @njit
 def _write_uniform_draws(
-    key: np.uint64, first: int, n: int, exclude: IntArray, ids: IntArray
+    key: np.uint64, first_example: int, n: int, exclude: IntArray, ids: IntArray
 ) -> None:
     """Write uniform draws from ``range(n)`` to `ids`; see `_write_alias_draws` for arguments."""
     for b in range(len(ids)):
-        row = np.uint64(mix64(key, np.uint64(first + b)))
+        row = np.uint64(mix64(key, np.uint64(first_example + b)))
         excluded = exclude[b]
         num_left = n - 1 if excluded >= 0 else n
 
@@ -372,11 +375,14 @@ def _write_uniform_draws(
 
 
 @njit
-def _empty_hash_set(size: int) -> IntArray:
-    """Return an empty hash set for up to `size` classes: an array with a power of two of slots."""
+def _empty_hash_set(max_classes: int) -> IntArray:
+    """Return an empty hash set for up to `max_classes` classes, an array of slots.
+
+    The number of slots is a power of two. At most half of the slots are used, so that a search
+    takes two or three steps.
+    """
     num_slots = 4
-    # at most half of the slots are used, so that a search takes two or three steps
-    while num_slots < 2 * size:
+    while num_slots < 2 * max_classes:
         num_slots *= 2
     return np.full(num_slots, _EMPTY_SLOT)
 
@@ -394,7 +400,7 @@ def _hash_slot(members: IntArray, value: np.int64) -> np.int64:
 
 @njit
 def _write_distinct_draws(
-    key: np.uint64, first: int, tables: _AliasTables, exclude: IntArray, ids: IntArray
+    key: np.uint64, first_example: int, tables: _AliasTables, exclude: IntArray, ids: IntArray
 ) -> None:
     """Write successive draws without replacement to `ids`; see `_write_alias_draws` for arguments.
 
@@ -403,12 +409,12 @@ def _write_distinct_draws(
     is the same.
     """
     n = len(tables.log_weights)
-    num = ids.shape[1]
-    tries = n + 4 * num  # so many tries take about the time of the clocks
-    members = _empty_hash_set(num + 1)
+    num_draws = ids.shape[1]
+    max_tries = n + 4 * num_draws  # take about as long as the clocks of all classes
+    members = _empty_hash_set(num_draws + 1)
 
     for b in range(len(ids)):
-        row = np.uint64(mix64(key, np.uint64(first + b)))
+        row = np.uint64(mix64(key, np.uint64(first_example + b)))
         thresholds, alias = (
             tables.without_heaviest if exclude[b] == tables.heaviest else tables.all_classes
         )
@@ -418,8 +424,8 @@ def _write_distinct_draws(
             members[_hash_slot(members, exclude[b])] = exclude[b]
 
         num_drawn = 0
-        for k in range(tries):
-            if num_drawn == num:
+        for k in range(max_tries):
+            if num_drawn == num_draws:
                 break
             drawn = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
             slot = _hash_slot(members, drawn)
@@ -428,8 +434,8 @@ def _write_distinct_draws(
                 ids[b, num_drawn] = drawn
                 num_drawn += 1
 
-        if num_drawn < num:
-            clock_key = mix64(row, np.uint64(tries))
+        if num_drawn < num_draws:
+            clock_key = mix64(row, np.uint64(max_tries))
             _draw_by_earliest_clocks(clock_key, tables.log_weights, members, ids[b, num_drawn:])
 
 
@@ -458,25 +464,25 @@ def _draw_by_earliest_clocks(
 
 @njit
 def _write_distinct_uniform_draws(
-    key: np.uint64, first: int, n: int, exclude: IntArray, ids: IntArray
+    key: np.uint64, first_example: int, n: int, exclude: IntArray, ids: IntArray
 ) -> None:
     """Write uniform draws from ``range(n)`` without replacement to `ids` (B, m).
 
     Floyd's method draws the set in O(m), and a shuffle orders it. See `_write_alias_draws` for the
     other arguments.
     """
-    num = ids.shape[1]
-    members = _empty_hash_set(num)
+    num_draws = ids.shape[1]
+    members = _empty_hash_set(num_draws)
 
     for b in range(len(ids)):
-        row = np.uint64(mix64(key, np.uint64(first + b)))
+        row = np.uint64(mix64(key, np.uint64(first_example + b)))
         members[:] = _EMPTY_SLOT
         excluded = exclude[b]
         num_left = n - 1 if excluded >= 0 else n
 
-        for k in range(num):
+        for k in range(num_draws):
             # Floyd: step k draws from range(bound + 1), and uses `bound` if the draw is a repeat
-            bound = num_left - num + k
+            bound = num_left - num_draws + k
             drawn = np.int64(uniform(row, np.uint64(2 * k)) * (bound + 1))
             slot = _hash_slot(members, drawn)
             if members[slot] != _EMPTY_SLOT:

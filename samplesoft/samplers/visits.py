@@ -13,28 +13,28 @@ from samplesoft._validation import IntArray
 
 
 @njit
-def group_runs_by_node(nodes: IntArray, first: int, num: int) -> IntArray:
+def group_runs_by_node(nodes: IntArray, first_node: int, num_nodes: int) -> IntArray:
     """Return the runs of equal nodes in the rows of `nodes` (B, k), sorted by node.
 
     Each row of the result (K, 3) is (context, start, stop): ``nodes[context, start:stop]`` is one
     run. All nodes are in ``range(first, first + num)``.
     """
     # a counting sort: count the runs at each node, compute offsets, write the runs
-    offsets = np.zeros(num + 1, np.int64)
+    offsets = np.zeros(num_nodes + 1, np.int64)
     for b in range(len(nodes)):
         for k in range(nodes.shape[1]):
             if k == 0 or nodes[b, k] != nodes[b, k - 1]:
-                offsets[nodes[b, k] - first + 1] += 1
+                offsets[nodes[b, k] - first_node + 1] += 1
 
-    for node in range(num):
+    for node in range(num_nodes):
         offsets[node + 1] += offsets[node]
 
-    visits = np.empty((offsets[num], 3), np.int64)
+    visits = np.empty((offsets[num_nodes], 3), np.int64)
     for b in range(len(nodes)):
         start = 0
         for k in range(1, nodes.shape[1] + 1):
             if k == nodes.shape[1] or nodes[b, k] != nodes[b, k - 1]:
-                node = nodes[b, start] - first
+                node = nodes[b, start] - first_node
                 row = offsets[node]
                 visits[row, 0] = b
                 visits[row, 1] = start

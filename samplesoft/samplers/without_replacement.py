@@ -29,22 +29,25 @@ ComplexArray = NDArray[np.complex128]
 # log w, and interpolation is inaccurate. But the probability that none of many clocks has rung by
 # then is negligible.
 _PANEL_WIDTH = 0.2  # width of a panel in log w
-_MIN_CROWDED_CLASSES = 32  # a panel with at least so many classes is replaced by Chebyshev nodes
+# Chebyshev nodes replace the classes of a panel with at least so many classes
+_MIN_CROWDED_CLASSES = 32
 _TIME_NODES = np.polynomial.legendre.leggauss(16)  # nodes and weights on one panel of log t
 _TIME_CHUNK = 8  # number of times in one task of a thread
-_CIRCLE_POINTS = 56  # points on a half circle; at most 54 are needed, if the variance of N is 17
+# points on a half circle; at most 54 are needed, if the variance of N is 17
+_CIRCLE_POINTS = 56
 _LOG_TINY = -34.0  # log of the relative magnitude below which terms are omitted
 # width of a panel in log t, in units of the time scale on which the distribution of N changes; the
 # 16 nodes suffice for this width
 _PANEL_LOG_TIME = 1.5
-_MAX_LOG_RADIUS = 300.0  # maximum log |z| of a saddle point, so that squares of z are finite
+_MAX_LOG_RADIUS = 300.0  # so that squares of saddle points z are finite
 
 
 class _Atoms(NamedTuple):
     """Atoms of the generating function: clocks, or Chebyshev nodes that represent many clocks."""
 
     log_rates: FloatArray  # (A,)
-    counts: FloatArray  # (A,): number of clocks that an atom represents; fractional for a node
+    # (A,): number of clocks that an atom represents; fractional for a node
+    counts: FloatArray
 
 
 class _Quadrature(NamedTuple):
@@ -93,22 +96,23 @@ class SuccessiveInclusion:
 
     def __init__(self, log_weights: FloatArray, m: int) -> None:
         self._log_w = log_weights - log_weights.max()
-        self._positive = np.isfinite(self._log_w)
-        self._num_left_over = int(self._positive.sum()) - m
+        self._is_drawable = np.isfinite(self._log_w)
+        self._num_left_over = int(self._is_drawable.sum()) - m
         if self._num_left_over == 0:  # all classes are drawn
             return
 
-        self._atoms = atoms = self._make_atoms()
+        atoms = self._make_atoms()
+        self._atoms = atoms
         edges = _log_time_panel_edges(atoms, m)
         half = 0.5 * np.diff(edges)[:, None]
         log_t = (edges[:-1, None] + half * (1.0 + _TIME_NODES[0])).ravel()
 
-        shifts = min(self._num_left_over, 2)  # the second shift is for excluded classes
-        z = np.zeros((shifts, len(log_t), _CIRCLE_POINTS), np.complex128)
+        num_shifts = min(self._num_left_over, 2)  # the second is for excluded classes
+        z = np.zeros((num_shifts, len(log_t), _CIRCLE_POINTS), np.complex128)
         circle_terms = np.zeros_like(z)
 
         def fill_contours(chunk: slice) -> None:
-            for shift in range(shifts):
+            for shift in range(num_shifts):
                 _write_contours(
                     log_t[chunk], atoms, m, shift, z[shift, chunk], circle_terms[shift, chunk]
                 )
@@ -126,15 +130,14 @@ class SuccessiveInclusion:
         order = np.argsort(exclude, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(exclude[order])) + 1)
 
-        def fill_group(rows: IntArray) -> None:  # rows that exclude the same class
+        def fill_group(rows: IntArray) -> None:
+            # these rows exclude the same class
             excluded = int(exclude[rows[0]])
             classes = ids[rows]
-            group = (
-                self._probs_without_exclusion[classes]
-                if excluded < 0
-                else self._inclusion_probs(classes, excluded)
-            )
-            probs[rows] = group
+            if excluded < 0:
+                probs[rows] = self._probs_without_exclusion[classes]
+            else:
+                probs[rows] = self._inclusion_probs(classes, excluded)
 
         thread_for_each(fill_group, groups)
         return probs
@@ -151,7 +154,7 @@ class SuccessiveInclusion:
         """
         log_excluded = -np.inf if excluded < 0 else float(self._log_w[excluded])
         if self._num_left_over == (log_excluded > -np.inf):  # all remaining classes are drawn
-            probs: FloatArray = self._positive[ids].astype(np.float64)
+            probs: FloatArray = self._is_drawable[ids].astype(np.float64)
         elif ids.size <= len(self._atoms.counts):  # one integral for each class is cheaper
             log_rates = self._log_w[ids].ravel()
             probs = _probs_among_first(log_rates, log_excluded, self._quadrature).reshape(ids.shape)
@@ -168,23 +171,23 @@ class SuccessiveInclusion:
         represent.
         """
         log_w = self._log_w
-        positive = self._positive
-        min_log_w = float(np.min(log_w, where=positive, initial=0.0))
-        first = int(np.floor(min_log_w / _PANEL_WIDTH))
+        is_drawable = self._is_drawable
+        min_log_w = float(np.min(log_w, where=is_drawable, initial=0.0))
+        first_panel = int(np.floor(min_log_w / _PANEL_WIDTH))
 
-        panel, position = panels.place(log_w, _PANEL_WIDTH, first, 1 - first)
-        crowded = np.bincount(panel, positive, 1 - first) >= _MIN_CROWDED_CLASSES
+        panel, position = panels.place(log_w, _PANEL_WIDTH, first_panel, 1 - first_panel)
+        is_crowded = np.bincount(panel, is_drawable, 1 - first_panel) >= _MIN_CROWDED_CLASSES
 
-        self._on_panel = positive & crowded[panel]
-        self._single_classes = np.flatnonzero(positive & ~self._on_panel)
-        self._panel = (np.cumsum(crowded) - 1)[panel]
+        self._on_panel = is_drawable & is_crowded[panel]
+        self._single_classes = np.flatnonzero(is_drawable & ~self._on_panel)
+        self._panel = (np.cumsum(is_crowded) - 1)[panel]
         self._panel_position = position
 
-        crowd_positions = self._panel[self._on_panel], position[self._on_panel]
-        moments = np.zeros((int(crowded.sum()), 1, panels.DEGREE))
+        crowd_positions = (self._panel[self._on_panel], position[self._on_panel])
+        moments = np.zeros((int(is_crowded.sum()), 1, panels.DEGREE))
         panels.add_moments(*crowd_positions, np.ones((1, len(crowd_positions[0]))), moments)
 
-        node_positions = first + np.flatnonzero(crowded)[:, None] + panels.node_positions()
+        node_positions = first_panel + np.flatnonzero(is_crowded)[:, None] + panels.node_positions()
         log_rates = np.append((node_positions * _PANEL_WIDTH).ravel(), log_w[self._single_classes])
 
         # number of classes that a node represents: the sum over classes of its Lagrange polynomial
@@ -201,11 +204,11 @@ class SuccessiveInclusion:
 
         on_panel = self._on_panel[ids]
         probs = np.zeros(len(ids))
-        positions = self._panel[ids[on_panel]], self._panel_position[ids[on_panel]]
+        positions = (self._panel[ids[on_panel]], self._panel_position[ids[on_panel]])
         probs[on_panel] = panels.evaluate(*positions, coefficients)[0]
 
-        single = self._positive[ids] & ~on_panel
-        probs[single] = atoms[num_nodes + np.searchsorted(self._single_classes, ids[single])]
+        is_single = self._is_drawable[ids] & ~on_panel
+        probs[is_single] = atoms[num_nodes + np.searchsorted(self._single_classes, ids[is_single])]
         return np.minimum(probs, 1.0)
 
 
@@ -217,18 +220,18 @@ def _ring_probs(log_rate: float, log_t: float) -> tuple[float, float, float]:
 
 
 @njit
-def _log_modulus_and_argument(silent: float, rung: float, z: complex) -> tuple[float, float]:
+def _log_modulus_and_argument(p_silent: float, p_rung: float, z: complex) -> tuple[float, float]:
     """Return the log of the modulus, and the argument, of the factor ``1 - p + p z``.
 
-    `rung` is p and `silent` is 1 - p, so that both are accurate if p is near 0 or 1.
+    `p_rung` is p and `p_silent` is 1 - p, so that both are accurate if p is near 0 or 1.
     """
-    real = (z.real - 1.0) * rung
-    imag = z.imag * rung
+    real = (z.real - 1.0) * p_rung
+    imag = z.imag * p_rung
     if abs(real) < 0.5 and abs(imag) < 0.5:
-        size = 0.5 * math.log1p(2.0 * real + real * real + imag * imag)
-        return size, math.atan2(imag, 1.0 + real)
+        log_modulus = 0.5 * math.log1p(2.0 * real + real * real + imag * imag)
+        return log_modulus, math.atan2(imag, 1.0 + real)
 
-    real = silent + z.real * rung
+    real = p_silent + z.real * p_rung
     return math.log(math.hypot(real, imag)), math.atan2(imag, real)
 
 
@@ -239,13 +242,15 @@ def _mean_and_change_rate(log_t: float, atoms: _Atoms) -> tuple[float, float]:
     The second value is the inverse of a time scale in log t, a heuristic for the width of panels.
     """
     log_rates, counts = atoms
-    mean = variance = mean_rate = 0.0  # mean_rate is the derivative of the mean in log t
+    mean = 0.0
+    variance = 0.0
+    mean_rate = 0.0  # derivative of the mean in log t
 
     for a in range(len(counts)):
-        age, silent, rung = _ring_probs(log_rates[a], log_t)
-        mean += counts[a] * rung
-        variance += counts[a] * rung * silent
-        mean_rate += counts[a] * age * silent
+        age, p_silent, p_rung = _ring_probs(log_rates[a], log_t)
+        mean += counts[a] * p_rung
+        variance += counts[a] * p_rung * p_silent
+        mean_rate += counts[a] * age * p_silent
 
     rate = 0.2 + 2.0 * min(mean_rate, 1.0) + 0.2 * mean_rate * mean_rate / (variance + 1.0)
     return mean, math.sqrt(rate)
@@ -266,12 +271,13 @@ def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, flo
     variance = 0.0
 
     while high - low > 1e-6:
-        mean = variance = 0.0
+        mean = 0.0
+        variance = 0.0
         tilt = math.exp(x)
 
         for a in range(len(counts)):
-            _, silent, rung = _ring_probs(log_rates[a], log_t)
-            tilted = rung * tilt / (silent + rung * tilt)
+            _, p_silent, p_rung = _ring_probs(log_rates[a], log_t)
+            tilted = p_rung * tilt / (p_silent + p_rung * tilt)
             mean += counts[a] * tilted
             variance += counts[a] * tilted * (1.0 - tilted)
 
@@ -289,30 +295,30 @@ def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, flo
         if not low < x < high:
             x = 0.5 * (low + high)
 
-    value = -power * x
+    minimum = -power * x
     z = complex(math.exp(x), 0.0)
     for a in range(len(counts)):
-        _, silent, rung = _ring_probs(log_rates[a], log_t)
-        value += counts[a] * _log_modulus_and_argument(silent, rung, z)[0]
-    return x, value, variance
+        _, p_silent, p_rung = _ring_probs(log_rates[a], log_t)
+        minimum += counts[a] * _log_modulus_and_argument(p_silent, p_rung, z)[0]
+    return x, minimum, variance
 
 
 @njit
 def _bisect_tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
-    """Return the log t beyond which, towards `end`, P(N >= m) or P(N <= m) is negligible.
+    """Return the log t from which, towards `end`, the smaller of two tails of N is negligible.
 
-    The smaller of the two probabilities counts. The value is found by bisection between `middle`,
-    where N is about m, and `end`.
+    The tails are P(N >= m) and P(N <= m). The value is found by bisection between `middle`, where N
+    is about m, and `end`.
     """
-    inside = middle
-    while abs(inside - end) > 0.05:
-        log_t = 0.5 * (inside + end)
+    log_t_inside = middle
+    while abs(log_t_inside - end) > 0.05:
+        log_t = 0.5 * (log_t_inside + end)
         # stricter at late times, because the integrand in log t has the factor t
-        tiny = _LOG_TINY - max(log_t - middle, 0.0)
-        if _saddle_point(log_t, atoms, m)[1] < tiny:
+        log_tiny = _LOG_TINY - max(log_t - middle, 0.0)
+        if _saddle_point(log_t, atoms, m)[1] < log_tiny:
             end = log_t
         else:
-            inside = log_t
+            log_t_inside = log_t
     return end
 
 
@@ -322,13 +328,12 @@ def _log_time_panel_edges(atoms: _Atoms, m: int) -> FloatArray:
 
     Before the first edge, P(N >= m) is negligible; after the last edge, P(N <= m) is negligible.
     """
-    # so early that no clock has rung, and so late that all have
-    first = -atoms.log_rates.max() - math.log(atoms.counts.sum()) + 3.0 * _LOG_TINY
-    last = -atoms.log_rates.min() + 8.0
+    # at the earlier time no clock has rung, at the later time all have
+    min_log_t = -atoms.log_rates.max() - math.log(atoms.counts.sum()) + 3.0 * _LOG_TINY
+    max_log_t = -atoms.log_rates.min() + 8.0
 
-    low = first
-    high = last
-
+    low = min_log_t
+    high = max_log_t
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
         if _mean_and_change_rate(middle, atoms)[0] < m:
@@ -336,10 +341,10 @@ def _log_time_panel_edges(atoms: _Atoms, m: int) -> FloatArray:
         else:
             high = middle
 
-    last = _bisect_tail_end(low, last, atoms, m)
-    edges = [_bisect_tail_end(low, first, atoms, m)]
+    max_log_t = _bisect_tail_end(low, max_log_t, atoms, m)
+    edges = [_bisect_tail_end(low, min_log_t, atoms, m)]
 
-    while edges[-1] < last:
+    while edges[-1] < max_log_t:
         step = _PANEL_LOG_TIME / _mean_and_change_rate(edges[-1], atoms)[1]
         # the distribution may change faster at the end of the panel
         step = min(step, _PANEL_LOG_TIME / _mean_and_change_rate(edges[-1] + step, atoms)[1])
@@ -384,14 +389,14 @@ def _write_contours(
             z[k, i] = complex(math.exp(x) * math.cos(angle), math.exp(x) * math.sin(angle))
 
             # log modulus and argument of z^-(m-1) G(z)
-            size = -(m - 1) * x
+            log_term = -(m - 1) * x
             phase = -(m - 1) * angle
             for a in range(len(counts)):
-                _, silent, rung = _ring_probs(log_rates[a], log_t[k])
-                log_modulus, argument = _log_modulus_and_argument(silent, rung, z[k, i])
-                size += counts[a] * log_modulus
+                _, p_silent, p_rung = _ring_probs(log_rates[a], log_t[k])
+                log_modulus, argument = _log_modulus_and_argument(p_silent, p_rung, z[k, i])
+                log_term += counts[a] * log_modulus
                 phase += counts[a] * argument
-            size = math.exp(size) * (1.0 if i == 0 else 2.0) / points
+            size = math.exp(log_term) * (1.0 if i == 0 else 2.0) / points
 
             circle_terms[k, i] = complex(size * math.cos(phase), size * math.sin(phase)) / (
                 1.0 - z[k, i]
@@ -411,16 +416,16 @@ def _divide_out_clock(
     `circle_terms` (S, P) are the results of `_write_contours` for shift 0 and, if S = 2, shift 1.
     The clock has the log rate `log_rate`, or -inf to leave all clocks in.
     """
-    _, silent, rung = _ring_probs(log_rate, log_t)
+    _, p_silent, p_rung = _ring_probs(log_rate, log_t)
     # Shift 1 if the clock has probably rung in the distribution that the circle tilts. In between,
     # both shifts are accurate, but shift 0 may have fewer terms.
-    shift = 1 if 3.0 * rung * abs(z[0, 0]) > silent else 0
+    shift = 1 if 3.0 * p_rung * abs(z[0, 0]) > p_silent else 0
 
     for i in range(_CIRCLE_POINTS):
         out[0, i] = z[shift, i]
         if circle_terms[shift, i] == 0.0:
             return i
-        out[1, i] = circle_terms[shift, i] / (silent + rung * z[shift, i])
+        out[1, i] = circle_terms[shift, i] / (p_silent + p_rung * z[shift, i])
     return _CIRCLE_POINTS
 
 
@@ -435,16 +440,16 @@ def _probs_among_first(
     ``w exp(-w t) P(N <= m - 1)``, where N counts neither the clock itself nor the excluded clock.
     """
     log_t_start, log_t, weights, z, circle_terms = quadrature
-    num = len(log_rates)
+    num_clocks = len(log_rates)
 
-    out = np.empty(num)
+    out = np.empty(num_clocks)
     terms = np.empty((2, _CIRCLE_POINTS), np.complex128)
-    silent = np.empty(num)
-    rung = np.empty(num)
-    density = np.empty(num)
-    prob = np.empty(num)
+    p_silent = np.empty(num_clocks)
+    p_rung = np.empty(num_clocks)
+    density = np.empty(num_clocks)
+    prob = np.empty(num_clocks)
 
-    for i in range(num):
+    for i in range(num_clocks):
         # a clock that rings before `log_t_start` is among the first m
         out[i] = _ring_probs(log_rates[i], log_t_start)[2]
 
@@ -453,11 +458,11 @@ def _probs_among_first(
 
         # if z is inside the unit circle, the sum is P(N <= m - 1); outside it is P(N <= m - 1) - 1,
         # because of the pole at 1
-        inside = abs(terms[0, 0]) < 1.0
-        for i in range(num):
-            age, silent[i], rung[i] = _ring_probs(log_rates[i], log_t[k])
-            density[i] = weights[k] * age * silent[i]
-            prob[i] = 0.0 if inside else 1.0
+        is_inside = abs(terms[0, 0]) < 1.0
+        for i in range(num_clocks):
+            age, p_silent[i], p_rung[i] = _ring_probs(log_rates[i], log_t[k])
+            density[i] = weights[k] * age * p_silent[i]
+            prob[i] = 0.0 if is_inside else 1.0
 
         for j in range(num_terms):
             x = terms[0, j].real
@@ -465,14 +470,14 @@ def _probs_among_first(
             a = terms[1, j].real
             b = terms[1, j].imag
 
-            for i in range(num):  # the innermost loop, so that it is vectorised
-                real = silent[i] + rung[i] * x
-                imag = rung[i] * y
+            for i in range(num_clocks):  # the innermost loop, so that it is vectorised
+                real = p_silent[i] + p_rung[i] * x
+                imag = p_rung[i] * y
                 prob[i] += (a * real + b * imag) / (real * real + imag * imag)
 
-        for i in range(num):
+        for i in range(num_clocks):
             out[i] += density[i] * prob[i]
 
-    for i in range(num):
+    for i in range(num_clocks):
         out[i] = min(out[i], 1.0)
     return out
