@@ -120,14 +120,14 @@ class PositiveRandomFeatures(FeatureMap):
         half_log = number(0.5 * np.log(self.num_features))
         return self.projections[X.dtype], write_positive, (squared_norms(X), half_tau, half_log)
 
-    def _require_in_range(self, largest: NDArray[Any]) -> None:
-        """Raise ValueError unless the `largest` feature of each row (N,) is positive and finite."""
-        if not np.all((largest > 0.0) & (largest < np.inf)):
-            problem = "overflow" if np.any(largest == np.inf) else "are all 0"
+    def _require_in_range(self, max_features: NDArray[Any]) -> None:
+        """Raise ValueError unless the maxima of all rows (N,) are positive and finite."""
+        if not np.all((max_features > 0.0) & (max_features < np.inf)):
+            problem = "overflow" if np.any(max_features == np.inf) else "are all 0"
             raise ValueError(
-                f"positive features of {ROW_SUBJECT} {problem} in {largest.dtype}: with tau = "
+                f"positive features of {ROW_SUBJECT} {problem} in {max_features.dtype}: with tau = "
                 f"{self.tau:g} the row is too large; lower tau, or "
-                f"{overflow_remedy(largest.dtype)}."
+                f"{overflow_remedy(max_features.dtype)}."
             )
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:

@@ -99,11 +99,11 @@ class RandomFourierFeatures(FeatureMap):
         )
 
     def _write(self, X: Any, out: Any) -> None:
-        largest = to_host(squared_norms(X)).max()
-        if largest > self._max_squared_norms[X.dtype]:
+        max_squared_norm = to_host(squared_norms(X)).max()
+        if max_squared_norm > self._max_squared_norms[X.dtype]:
             raise ValueError(
-                f"{ROW_SUBJECT} has norm {largest**0.5:.3g}; its angles at nu = {self.nu:g} are "
-                f"too large for {X.dtype}; {overflow_remedy(X.dtype)}."
+                f"{ROW_SUBJECT} has norm {max_squared_norm**0.5:.3g}; its angles at nu = "
+                f"{self.nu:g} are too large for {X.dtype}; {overflow_remedy(X.dtype)}."
             )
         self._backend.write_features(X, out, self._write_rows, self._projection_and_epilogue)
 

@@ -139,7 +139,7 @@ class Sampler(ABC):
 
     @property
     def _backend(self) -> Backend:
-        """The backend, which has the array operations of the device of this sampler."""
+        """Array operations on the device of this sampler."""
         return backend(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -450,16 +450,16 @@ class Sampler(ABC):
             return h, np.full(batch, 1.0 / batch)
 
         rows: Rows = to_host(h).astype(np.float64)
-        largest = np.abs(rows).max()
-        if largest > 0.0:
-            rows /= largest  # so that squares neither overflow nor all underflow
+        max_abs = np.abs(rows).max()
+        if max_abs > 0.0:
+            rows /= max_abs  # so that squares neither overflow nor all underflow
 
         # Center before rounding to float32. Otherwise a large common component would take up the
         # digits in which the contexts differ.
         centered = rows - rows.mean(axis=0)
-        max_abs = np.abs(centered).max()
-        if max_abs > 0.0:
-            centered /= max_abs
+        max_abs_centered = np.abs(centered).max()
+        if max_abs_centered > 0.0:
+            centered /= max_abs_centered
 
         # a fixed seed, because the distribution must not depend on the seed of the draws
         groups = k_means(
@@ -483,7 +483,7 @@ class Sampler(ABC):
         lengths[cancels] = norms[order[starts[cancels]]]
 
         factors = np.divide(mean_norms, lengths, out=np.zeros_like(lengths), where=lengths > 0.0)
-        pooled = sums * (factors * largest)[:, None]
+        pooled = sums * (factors * max_abs)[:, None]
         return self._backend.float_rows("h", pooled.astype(h.dtype)), counts / batch
 
     def _checked_contexts(self, h: ArrayLike | None) -> Rows:
@@ -491,7 +491,7 @@ class Sampler(ABC):
         if h is None:
             raise TypeError(
                 f"`h` must hold context vectors of shape (B, {self.dim}), got None; only "
-                "samplers that do not look at them take None."
+                "samplers that ignore them accept None."
             )
 
         # this sampler ignores contexts, but raises if labels were passed as `h` by mistake
@@ -519,8 +519,7 @@ class Sampler(ABC):
         # without the only class, probabilities would be 0 / 0
         if self.num_classes == 1:
             raise ValueError(
-                "`exclude` must leave a class to draw, got the only one of 1 class; "
-                "leave `exclude` out."
+                "`exclude` must leave a class to draw, got the only one of 1 class; omit `exclude`."
             )
 
         # writable, because Numba would compile the kernels again for read-only arrays

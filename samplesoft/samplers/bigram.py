@@ -118,7 +118,7 @@ class BigramSampler(Sampler):
     """
 
     def __init__(self, counts: Any) -> None:
-        matrix = as_csr("counts", counts)  # copied, because it is modified below
+        matrix = as_csr("counts", counts)  # a copy, which is modified below
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
         if not matrix.nnz or not (np.isfinite(matrix.data).all() and matrix.data.min() > 0.0):
@@ -133,7 +133,7 @@ class BigramSampler(Sampler):
         values = scale_by_power_of_two(matrix.data)
         if values.max() > _MAX_COUNT_RATIO * values.min():
             raise ValueError(
-                f"`counts` must be at most {_MAX_COUNT_RATIO:g} times the least above 0, "
+                f"`counts` must be at most {_MAX_COUNT_RATIO:g} times the smallest above 0, "
                 "got numbers from "
                 f"{matrix.data.min()} to {matrix.data.max()}; set the smallest to 0."
             )
@@ -253,33 +253,33 @@ class BigramSampler(Sampler):
         array([[0.056, 0.423, 0.521]])
         """
         states = self._checked_contexts(h)
-        drawn = as_ids("ids", ids, self.num_classes, len(states))
+        classes = as_ids("ids", ids, self.num_classes, len(states))
         o = as_real_array("scores", scores, (2,))
-        share = as_fraction("rate", rate)
+        fraction = as_fraction("rate", rate)
 
-        if o.shape != drawn.shape:
+        if o.shape != classes.shape:
             raise ValueError(
-                f"`scores` must have the shape of `ids`, {drawn.shape}, got {o.shape}; give one "
+                f"`scores` must have the shape of `ids`, {classes.shape}, got {o.shape}; pass one "
                 "logit for each class."
             )
 
-        order = np.argsort(drawn, axis=1, kind="stable")
-        drawn = np.take_along_axis(drawn, order, axis=1)
+        order = np.argsort(classes, axis=1, kind="stable")
+        classes = np.take_along_axis(classes, order, axis=1)
         o = np.take_along_axis(o, order, axis=1)
-        _move_towards_softmax(self._table, states, drawn, o, share)
+        _move_towards_softmax(self._table, states, classes, o, fraction)
         self._update_cumulative_sums(np.unique(states))
 
     def _checked_arguments(
         self, h: ArrayLike | None, exclude: Any, shared: bool
     ) -> tuple[Rows, IntArray, FloatArray | None]:
         if h is None:  # the base class allows None for a sampler without vectors
-            raise TypeError("`h` must hold numbers of states, integers of shape (B,), got None.")
+            raise TypeError("`h` must contain indices of states, integers of shape (B,), got None.")
         return super()._checked_arguments(h, exclude, shared)
 
     def _checked_contexts(self, h: ArrayLike | None) -> Rows:
         states = as_ids("h", h, self.num_states, of="states")
         if not len(states):
-            raise ValueError("`h` must hold the number of a state at least, got none.")
+            raise ValueError("`h` must contain at least one index of a state, got none.")
         return states
 
     def _representatives(self, h: Rows) -> tuple[Rows, FloatArray]:

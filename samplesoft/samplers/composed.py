@@ -114,7 +114,7 @@ class CertainSampler(Sampler):
             ) from None
 
         if not len(self.certain):
-            raise ValueError("`certain` must hold a class, got none; take `tail` itself.")
+            raise ValueError("`certain` must hold a class, got none; use `tail` itself.")
 
         super().__init__(n, tail.dim)
         self.tail = tail
@@ -361,15 +361,15 @@ class MixtureSampler(Sampler):
 
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         # both samplers check the update before one of them changes
-        commits = [
+        component_commits = [
             sampler._prepare_update(ids, sampler._checked_class_rows(rows))
             for sampler in self._samplers.values()
             if sampler.dim is not None
         ]
 
         def commit() -> None:
-            for commit_one in commits:
-                commit_one()
+            for commit_component in component_commits:
+                commit_component()
 
         return commit
 

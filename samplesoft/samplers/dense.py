@@ -153,10 +153,10 @@ class DenseSampler(Sampler):
         rows = np.flatnonzero(exclude >= 0)
         weights[rows, exclude[rows]] = 0.0
 
-        largest = weights.max(axis=1, keepdims=True)
-        if not largest.all():
+        max_weights = weights.max(axis=1, keepdims=True)
+        if not max_weights.all():
             # the remedy depends on whether exclusion has left only weights of 0
-            context = int(np.argmin(largest))
+            context = int(np.argmin(max_weights))
             remedy = "; give a class a weight greater than 0"
             if np.broadcast_to(raw, weights.shape)[context].any():
                 remedy = f" beside its excluded class{remedy}, or leave `exclude` out"
@@ -165,7 +165,7 @@ class DenseSampler(Sampler):
                 f"{context}{remedy}."
             )
 
-        weights /= largest  # so that the sum does not overflow
+        weights /= max_weights  # so that the sum does not overflow
         weights /= weights.sum(axis=1, keepdims=True)
         return weights
 

@@ -81,20 +81,20 @@ class LogUniformSampler(WeightedSampler):
     ) -> None:
         n = as_count("num_classes", num_classes)
         require_memory("num_classes", n, 40.0 * n)  # includes the alias table
-        checked = None if counts is None else as_counts("counts", to_host(counts), n)
+        class_counts = None if counts is None else as_counts("counts", to_host(counts), n)
         # the base class divides these weights by their sum, log(n + 1)
         super().__init__(log_uniform_weights(n), replace=replace)
 
-        # ranks are drawn, and mapped to classes by `_order`
+        # draws are ranks, which `_order` maps to classes; None if ranks are indices
         self._order: IntArray | None = None
-        if checked is not None:
-            order = _classes_by_decreasing_count(checked)
-            if (order[1:] < order[:-1]).any():  # otherwise the rank of each class is its index
+        if class_counts is not None:
+            order = _classes_by_decreasing_count(class_counts)
+            if (order[1:] < order[:-1]).any():
                 self._order = order
                 self._ranks = np.argsort(order)
 
     def _ranks_of(self, classes: IntArray) -> IntArray:
-        """Return the rank of each class; `NO_CLASS` is returned unchanged."""
+        """Return the rank of each class, and `NO_CLASS` for `NO_CLASS`."""
         if self._order is None:
             return classes
         ranks: IntArray = np.where(classes >= 0, self._ranks[classes], classes)
@@ -147,9 +147,9 @@ class UnigramSampler(WeightedSampler):
     """
 
     def __init__(self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True) -> None:
-        # checked before the base class does, so that an error names counts and not weights
-        checked = as_counts("counts", to_host(counts))
-        weights = unigram_weights(checked, as_positive("power", power))
+        # checked here, because errors of the base class name weights and not counts
+        class_counts = as_counts("counts", to_host(counts))
+        weights = unigram_weights(class_counts, as_positive("power", power))
         super().__init__(weights, replace=replace)
 
 
@@ -245,7 +245,7 @@ class LearnedUnigramSampler(Sampler):
         if counts.min() <= 0.0:
             raise ValueError(f"`state['counts']` must be greater than 0, got {counts.min()}.")
 
-        # an update of all classes rebuilds the tree, to the same bits as in a new sampler
+        # an update of all classes rebuilds the tree, with the same bits as in a new sampler
         self._set_counts(np.arange(self.num_classes), counts)
 
     def _set_counts(self, ids: IntArray, counts: FloatArray) -> None:
@@ -396,18 +396,18 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         _update_gaps(indices, self._time, self.rate, gaps, num_seen, last_seen)
 
         now = self._time + len(ids)
-        blocks, overdue = self._blocks_and_overdue_classes(now, classes)
+        blocks, overdue_classes = self._blocks_and_overdue_classes(now, classes)
         mean_gaps, next_checks = _mean_gaps_and_next_checks(
-            np.append(gaps, self._mean_gaps[overdue]),
-            np.append(num_seen, self._num_seen[overdue]),
-            np.append(last_seen, self._last_seen[overdue]),
+            np.append(gaps, self._mean_gaps[overdue_classes]),
+            np.append(num_seen, self._num_seen[overdue_classes]),
+            np.append(last_seen, self._last_seen[overdue_classes]),
             now,
             self.rate,
         )
 
-        changed = np.append(classes, overdue)
+        changed_classes = np.append(classes, overdue_classes)
         # before all other changes, because it may raise
-        self._set_counts(changed, self._initial_total / mean_gaps)
+        self._set_counts(changed_classes, self._initial_total / mean_gaps)
 
         self._mean_gaps = writable(self._mean_gaps)
         self._num_seen = writable(self._num_seen)
@@ -419,8 +419,8 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
 
         self._next_checks = writable(self._next_checks)
         self._min_next_checks = writable(self._min_next_checks)
-        self._next_checks.reshape(-1)[changed] = next_checks
-        np.minimum.at(self._min_next_checks, changed // _BLOCK_CLASSES, next_checks)
+        self._next_checks.reshape(-1)[changed_classes] = next_checks
+        np.minimum.at(self._min_next_checks, changed_classes // _BLOCK_CLASSES, next_checks)
         self._min_next_checks[blocks] = self._next_checks[blocks].min(axis=1)
 
     def _blocks_and_overdue_classes(
@@ -443,7 +443,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         mean_gaps, next_checks = _mean_gaps_and_next_checks(
             self._mean_gaps, self._num_seen, self._last_seen, self._time, self.rate
         )
-        # a state of an earlier version may lack the effect of open gaps: check at the next label
+        # in a state of an earlier version, averages may lack open gaps: check at the next label
         next_checks[mean_gaps != self._mean_gaps] = self._time + 1
 
         num_blocks = -(-self.num_classes // _BLOCK_CLASSES)
@@ -462,7 +462,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         names = {"counts", "gaps", "seen", "last", "time"}
         if set(as_array_dict("state", state)) != names:
             raise ValueError(
-                f"`state` must hold {', '.join(sorted(names))}, got "
+                f"`state` must contain {', '.join(sorted(names))}, got "
                 f"{', '.join(state) or 'nothing'}; it is that of another sampler."
             )
 
@@ -482,8 +482,8 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
             or max(num_seen.max(), last_seen.max()) > time[0]
         ):
             raise ValueError(
-                "`state` must hold counts and gaps greater than 0, and of each class when it was "
-                f"last seen, before the time; got gaps from {gaps.min()}, and times of shapes "
+                "`state` must contain, for each class, a count and a gap greater than 0, and the "
+                f"time when it was last seen; got gaps from {gaps.min()}, and times of shapes "
                 f"{num_seen.shape}, {last_seen.shape} and {time.shape}."
             )
 
@@ -565,8 +565,8 @@ def unigram_weights(counts: FloatArray, power: float) -> FloatArray:
     A count of 0 is replaced by half of the smallest positive count, so that every class can be
     drawn.
     """
-    unseen = max(0.5 * counts[counts > 0.0].min(), _MIN_COUNT)
-    counts = np.where(counts > 0.0, counts, unseen)
-    with np.errstate(over="ignore"):  # log times power may be below the range
+    unseen_count = max(0.5 * counts[counts > 0.0].min(), _MIN_COUNT)
+    counts = np.where(counts > 0.0, counts, unseen_count)
+    with np.errstate(over="ignore"):  # power * log may overflow to -inf
         weights: FloatArray = np.exp(power * (np.log(counts) - np.log(counts.max())))
     return weights

@@ -32,7 +32,7 @@ from samplesoft.samplers.base import Draw, Rows
 from samplesoft.samplers.k_means import k_means, require_finite_distances
 
 Rng = int | np.random.Generator | None
-_S12 = np.uint64(12)
+_NUM_DROPPED_BITS = np.uint64(12)
 _TAIL_STREAM = np.uint64(1 << 63)  # a stream number that no context uses
 
 
@@ -402,7 +402,7 @@ class LazyGumbel:
             ids = np.sort(as_ids("head", head, len(rows), len(queries)), axis=1)
             if not ids.shape[1] or not np.diff(ids).all():
                 requirement = (
-                    f"a class twice, or none, in shape {ids.shape}; take numpy.unique of a row"
+                    f"a class twice, or none, in shape {ids.shape}; use numpy.unique of a row"
                 )
                 raise ValueError(f"`head` must hold distinct classes, got {requirement}.")
 
@@ -557,9 +557,9 @@ def _score_cells(
 
 @njit
 def _open_uniform(key: np.uint64, counter: np.uint64) -> float:
-    """Return a uniform float64 in the open interval (0, 1)."""
-    # 52 bits plus one half: with 53 bits the largest would round to 1
-    return (float(mix64(key, counter) >> _S12) + 0.5) * (1.0 / 4503599627370496.0)
+    """Return draw number `counter` of a random stream, uniform in the open interval (0, 1)."""
+    # 52 random bits plus one half: with 53 bits, the largest value would round to 1
+    return (float(mix64(key, counter) >> _NUM_DROPPED_BITS) + 0.5) * (1.0 / 4503599627370496.0)
 
 
 @njit

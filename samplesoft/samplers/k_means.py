@@ -20,13 +20,13 @@ _TASK_ROWS = 4096  # number of rows in one task of a thread
 _MAX_OFFSET_RATIO = 16.0
 
 
-def require_finite_distances(largest: float, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError if squared distances may overflow, for coordinates up to `largest`."""
+def require_finite_distances(max_abs: float, dtype: np.dtype[Any]) -> None:
+    """Raise ValueError if squared distances may overflow, for coordinates up to `max_abs`."""
     limit = float(np.finfo(dtype).max) ** 0.5
-    if not largest < limit:
+    if not max_abs < limit:
         raise ValueError(
             f"`class_embeddings` must be less than {limit:.2g} in size for squared distances in "
-            f"{dtype}, got {largest:.3g}; scale the vectors down, or use float64."
+            f"{dtype}, got {max_abs:.3g}; scale the vectors down, or use float64."
         )
 
 

@@ -169,7 +169,7 @@ class LSHSampler(Sampler):
         self.num_bits = as_count("num_bits", num_bits)
         if self.num_bits > _MAX_BITS:
             raise ValueError(
-                f"`num_bits` must be at most {_MAX_BITS}, got {num_bits}; take more tables instead."
+                f"`num_bits` must be at most {_MAX_BITS}, got {num_bits}; use more tables instead."
             )
 
         self.uniform_share = as_positive("uniform_share", uniform_share)

@@ -76,8 +76,8 @@ class MetropolisSampler(DenseSampler):
         power: float = 0.75,
     ) -> None:
         super().__init__(class_embeddings, tau=as_tau(tau, unit_vectors=False))
-        checked = as_counts("counts", counts, self.num_classes)
-        weights = unigram_weights(checked, as_positive("power", power))
+        class_counts = as_counts("counts", counts, self.num_classes)
+        weights = unigram_weights(class_counts, as_positive("power", power))
 
         self.num_steps = as_count("num_steps", num_steps, 0)
         # probabilities that underflow are raised to a positive minimum: a class that is never

@@ -476,14 +476,14 @@ def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> 
     num_certain = as_count("num_certain", num_certain)
     if inputs.counts is None:
         raise ValueError(
-            "`inputs` must have counts, by which the certain classes are chosen, got None; give "
+            "`inputs` must have counts, by which the certain classes are chosen, got None; pass "
             "them, or make a CertainSampler of classes that you choose."
         )
 
     if num_certain >= inputs.num_classes:
         raise ValueError(
             f"`num_certain` must be less than the number of classes {inputs.num_classes}, got "
-            f"{num_certain}; with all of them take the full softmax."
+            f"{num_certain}; with all of them use the full softmax."
         )
 
     # stable, so that of classes with equal counts the first is included
@@ -496,10 +496,10 @@ def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> 
         counts = np.ones(len(others))
 
     rows = inputs.class_embeddings
-    tail = replace(
+    tail_inputs = replace(
         inputs, counts=counts, class_embeddings=None if rows is None else rows[others], logits=None
     )
-    return CertainSampler(make_sampler(name, tail), order[:num_certain])
+    return CertainSampler(make_sampler(name, tail_inputs), order[:num_certain])
 
 
 def warn_of_wrong_ranks(sampler: Sampler, counts: FloatArray) -> None:
@@ -535,7 +535,7 @@ def warn_of_wrong_ranks(sampler: Sampler, counts: FloatArray) -> None:
         warnings.warn(
             "the LogUniformSampler takes the number of a class for its rank by frequency, which "
             f"the counts contradict: class {int(np.argmax(counts))} is the most frequent of {n}. "
-            "Draws are worse than uniform ones so; make it with `counts`, or take "
+            "Draws are then worse than uniform draws; make it with `counts`, or use "
             "sampler='log-uniform', which ranks classes by the counts of the data.",
             UserWarning,
             stacklevel=2,
@@ -547,7 +547,7 @@ def require_input(name: str, inputs: SamplerInputs, attribute: str) -> None:
     if getattr(inputs, attribute) is None:
         raise ValueError(
             f"sampler {name!r} needs {_INPUT_DESCRIPTIONS[attribute]} as `{attribute}`, got None; "
-            "give them, or take another sampler."
+            "pass them, or use another sampler."
         )
 
 
@@ -593,7 +593,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
         raise TypeError(f"`names` must be a list of names, got {type(names).__name__} {names!r}.")
     require_instance("inputs", inputs, SamplerInputs)
     require_cpu("dense proposals", inputs.device)
-    checked = [as_choice("names", name, SAMPLERS) for name in names]
+    sampler_names = [as_choice("names", name, SAMPLERS) for name in names]
 
     # in float64, like the exact bias
     float64_vectors = {
@@ -602,7 +602,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
         if (value := getattr(inputs, field)) is not None
     }
     inputs = replace(inputs, **float64_vectors)
-    return {name: _dense_probs(name, inputs) for name in checked}
+    return {name: _dense_probs(name, inputs) for name in sampler_names}
 
 
 def _dense_probs(name: str, inputs: SamplerInputs) -> FloatArray:

@@ -27,7 +27,7 @@ _TASK_DRAWS = 1 << 9  # number of draws in one task of a thread
 
 
 class _FirstPassResults(NamedTuple):
-    """Log-masses of L blocks of classes for B contexts, with the arrays to draw in the blocks."""
+    """Log-masses of L blocks of classes for B contexts, and the arrays to draw within blocks."""
 
     # (L, d, block_size): class vectors as columns, so that classes are contiguous
     blocks: Real
@@ -39,7 +39,7 @@ class _FirstPassResults(NamedTuple):
     exclude: IntArray  # (B,): excluded classes, or -1
 
     def for_contexts(self, rows: slice) -> _FirstPassResults:
-        """Return the record of a slice of the contexts."""
+        """Return the results for a slice of the contexts."""
         queries = self.queries[rows]
         log_masses = self.log_masses[rows]
         exclude = self.exclude[rows]
@@ -224,7 +224,7 @@ def _draw_or_evaluate_in_blocks(
     ids: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Write log-probabilities of classes to `log_q` (B, k), and draw the classes if asked to.
+    """Write log-probabilities of classes, which may be drawn first, to `log_q` (B, k).
 
     With `uniforms` (B, k), the drawn classes are written to `ids` (B, k). With None, `ids` are the
     classes to evaluate. `order` (B, k) sorts each row of the uniforms or, without uniforms, of the

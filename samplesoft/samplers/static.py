@@ -1,8 +1,8 @@
 """Samplers with the same distribution for every context: by weights, and uniform.
 
 They draw on the CPU; a `SoftmaxLayer` on a GPU copies the draws to the device. Each example has a
-stream of random words. With replacement, draw k of m reads word k; each time it is rejected, it
-reads the word m further on.
+stream of random words. With replacement, draw k of m reads words k, k + m, k + 2 m and so on, until
+a class is not rejected.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class WeightedSampler(Sampler):
         self._log_total = float(np.log(ratios.sum()))
         self._log_scale = float(np.log(values.max()))  # log of the largest weight
 
-        # a class whose ratio underflows to 0 is never drawn
+        # classes whose ratio underflows to 0 are never drawn
         self._alias_table = build_alias(ratios)
         self._heaviest = int(np.argmax(values))
         self._is_drawable = values > 0.0
@@ -153,13 +153,14 @@ class WeightedSampler(Sampler):
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         # before the draws, because it raises if exclusion leaves no class
-        excludes = exclude[0] >= 0 if exclude.shape[0] == 1 else np.maximum.reduce(exclude) >= 0
-        log_left = self._log_mass_left(exclude)[:, None] if excludes else None
+        num_examples = exclude.shape[0]
+        has_exclusion = exclude[0] >= 0 if num_examples == 1 else np.maximum.reduce(exclude) >= 0
+        log_mass_left = self._log_mass_left(exclude)[:, None] if has_exclusion else None
 
         if not self.replace:
             self._require_enough_classes(m, exclude)
 
-        ids = np.empty((exclude.shape[0], m), np.int64)
+        ids = np.empty((num_examples, m), np.int64)
         if ids.size <= _CHUNK_DRAWS:
             self._write_draws(key, 0, exclude, ids)
         else:
@@ -169,8 +170,8 @@ class WeightedSampler(Sampler):
             )
 
         log_q = self._log_q_without_exclusion(ids)
-        if log_left is not None:
-            log_q -= log_left
+        if log_mass_left is not None:
+            log_q -= log_mass_left
         log_inclusion = None if self.replace else np.log(self._inclusion_probs(m, ids, exclude))
         return Draw(ids, log_q, log_inclusion)
 
@@ -207,24 +208,25 @@ class WeightedSampler(Sampler):
         num_left = int(self._num_drawable(exclude).min())
         if m > num_left:
             raise ValueError(
-                f"`num_sampled` must be at most {num_left}, the number of classes that can be drawn "
-                f"without replacement, got {m}; draw fewer, or make the sampler with replace=True."
+                f"`num_sampled` must be at most {num_left}, the number of classes that can be "
+                f"drawn without replacement, got {m}; draw fewer, or make the sampler with "
+                "replace=True."
             )
 
     @cached_property
-    def _table_and_mass_without_heaviest(self) -> tuple[AliasTable, float]:
+    def _table_and_log_mass_without_heaviest(self) -> tuple[AliasTable, float]:
         """Return the alias table without the heaviest class, and the log of its total mass."""
-        logs = self._log_weights.copy()
-        logs[self._heaviest] = -np.inf
-        largest = float(logs.max())
-        if largest == -np.inf:
+        log_weights = self._log_weights.copy()
+        log_weights[self._heaviest] = -np.inf
+        max_log = float(log_weights.max())
+        if max_log == -np.inf:
             raise ValueError(
                 f"`exclude` must leave a class to draw, got {self._heaviest}, the only one with a "
-                "weight greater than 0; leave `exclude` out or give another class a weight."
+                "weight greater than 0; omit `exclude` or give another class a weight."
             )
 
-        weights = np.exp(logs - largest)
-        return build_alias(weights), largest + float(np.log(weights.sum())) - self._log_total
+        weights = np.exp(log_weights - max_log)
+        return build_alias(weights), max_log + float(np.log(weights.sum())) - self._log_total
 
     def _log_q_without_exclusion(self, ids: IntArray) -> FloatArray:
         """Return the log-probabilities of classes `ids`, of any shape, if no class is excluded."""
@@ -241,7 +243,7 @@ class WeightedSampler(Sampler):
         # 1 - q loses no digits, because only the heaviest class, handled below, may have q > 1/2
         log_mass[in_table] = np.log1p(-np.exp(self._log_q_without_exclusion(exclude[in_table])))
         if np.any(exclude == self._heaviest):
-            log_mass[exclude == self._heaviest] = self._table_and_mass_without_heaviest[1]
+            log_mass[exclude == self._heaviest] = self._table_and_log_mass_without_heaviest[1]
         return log_mass
 
     def _num_drawable(self, exclude: IntArray) -> IntArray:
@@ -256,7 +258,7 @@ class WeightedSampler(Sampler):
         """Write draws to `ids` (B, m); row b uses the random stream of example ``first + b``."""
         # the table without the heaviest class is built when a context first excludes this class
         if np.logical_or.reduce(exclude == self._heaviest):
-            without_heaviest = self._table_and_mass_without_heaviest[0]
+            without_heaviest = self._table_and_log_mass_without_heaviest[0]
         else:
             without_heaviest = self._alias_table
 
@@ -301,7 +303,7 @@ class UniformSampler(WeightedSampler):
     """
 
     def __init__(self, num_classes: int, *, replace: bool = True) -> None:
-        # skips the constructor of the parent class: there are no weights and tables
+        # not the constructor of the parent class, because there are no weights and tables
         Sampler.__init__(self, as_count("num_classes", num_classes))
         self.replace = as_flag("replace", replace)
         self._log_num = math.log(self.num_classes)
@@ -449,17 +451,17 @@ def _draw_by_earliest_clocks(
     left out.
     """
     # a heap of (-log time, class), with the latest of the earliest clocks at the top
-    earliest = [(-math.inf, np.int64(_EMPTY_SLOT)) for _ in range(len(ids))]
+    heap = [(-math.inf, np.int64(_EMPTY_SLOT)) for _ in range(len(ids))]
 
     for j in range(len(log_weights)):
         if log_weights[j] > -math.inf and members[_hash_slot(members, np.int64(j))] == _EMPTY_SLOT:
             # an exponential time with rate w is -log(1 - u) / w; in logarithms, as w may underflow
             log_time = math.log(-math.log1p(-uniform(key, np.uint64(j)))) - log_weights[j]
-            if -log_time > earliest[0][0]:
-                heapq.heapreplace(earliest, (-log_time, np.int64(j)))
+            if -log_time > heap[0][0]:
+                heapq.heapreplace(heap, (-log_time, np.int64(j)))
 
     for k in range(len(ids) - 1, -1, -1):
-        ids[k] = heapq.heappop(earliest)[1]
+        ids[k] = heapq.heappop(heap)[1]
 
 
 @njit
@@ -491,6 +493,6 @@ def _write_distinct_uniform_draws(
             members[slot] = drawn
 
             # inside-out shuffle, because Floyd's set is not in random order
-            swap = np.int64(uniform(row, np.uint64(2 * k + 1)) * (k + 1))
-            ids[b, k] = ids[b, swap]
-            ids[b, swap] = drawn + 1 if 0 <= excluded <= drawn else drawn
+            swap_index = np.int64(uniform(row, np.uint64(2 * k + 1)) * (k + 1))
+            ids[b, k] = ids[b, swap_index]
+            ids[b, swap_index] = drawn + 1 if 0 <= excluded <= drawn else drawn

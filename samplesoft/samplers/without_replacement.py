@@ -25,9 +25,9 @@ from samplesoft.kernels import panels
 
 ComplexArray = NDArray[np.complex128]
 
-# The next two values give a relative error of 1e-11. At a late time t, 1 - exp(-w t) is steep in
-# log w, and interpolation is inaccurate. But the probability that none of many clocks has rung by
-# then is negligible.
+# `_PANEL_WIDTH` and `_MIN_CROWDED_CLASSES` give a relative error of 1e-11. At a late time t,
+# 1 - exp(-w t) is steep in log w, and interpolation is inaccurate. But the probability that none of
+# many clocks has rung by then is negligible.
 _PANEL_WIDTH = 0.2  # width of a panel in log w
 # Chebyshev nodes replace the classes of a panel with at least so many classes
 _MIN_CROWDED_CLASSES = 32
@@ -410,11 +410,12 @@ def _write_contours(
 def _divide_out_clock(
     log_rate: float, log_t: float, z: ComplexArray, circle_terms: ComplexArray, out: ComplexArray
 ) -> int:
-    """Write the points and the terms at one time without one clock; return their number.
+    """Write the terms of P(N <= m - 1) at one time if N does not count one clock.
 
-    The points are written to ``out[0]`` and the terms to ``out[1]``, `out` (2, P). `z` (S, P) and
-    `circle_terms` (S, P) are the results of `_write_contours` for shift 0 and, if S = 2, shift 1.
-    The clock has the log rate `log_rate`, or -inf to leave all clocks in.
+    The points on the circle are written to ``out[0]`` and the terms to ``out[1]``; the number of
+    terms is returned. `out` has the shape (2, P). `z` (S, P) and `circle_terms` (S, P) are the
+    results of `_write_contours` for shift 0 and, if S = 2, shift 1. The clock has the log rate
+    `log_rate`; -inf removes no clock.
     """
     _, p_silent, p_rung = _ring_probs(log_rate, log_t)
     # Shift 1 if the clock has probably rung in the distribution that the circle tilts. In between,
