@@ -147,9 +147,9 @@ def draw_frequencies(
 
 
 def _on_device(matrix: FloatArray, device: str) -> Any:
-    """Return a matrix of frequencies (D, d) in the form for a device.
+    """Return frequencies (D, d) as `DenseFrequencies` for the CPU, or as device arrays for a GPU.
 
-    This is `DenseFrequencies` for the CPU, and a dict from dtypes to arrays (d, D) for a GPU.
+    For a GPU, the result is a dict from dtypes to transposed arrays (d, D).
     """
     if device == "cpu":
         return DenseFrequencies(matrix)

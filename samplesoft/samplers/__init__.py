@@ -20,7 +20,7 @@ sampler                              draws in proportion to                     
 `PositiveSampler`                    about exp(tau h.c), by positive features    O(D log n)
 `KernelSampler`                      your own kernel                             O(F log n)
 `MixtureSampler`                     a mixture of two proposals                  sum of both
-`CertainSampler`                     another proposal; adds fixed classes        of the other
+`CertainSampler`                     another proposal; adds fixed classes        as the other
 `TwoPassSampler`                     the softmax over drawn candidates           O(candidates)
 `MetropolisSampler`                  last state of a Metropolis-Hastings chain   O(n d)
 `DenseSampler`                       weights from your own method                O(n)

@@ -57,9 +57,9 @@ class BigramSampler(Sampler):
     .. math:: q(w \mid s) = \lambda_s \frac{c(s, w)}{c(s)} + (1 - \lambda_s)\, u(w), \qquad
         \lambda_s = \frac{c(s)}{c(s) + d(s)},
 
-    where d(s) is the number of different classes that followed s [2]_. A state that many different
-    classes followed thus has more weight on the unigram. In the weights, counts are divided by the
-    smallest positive count. For a state that was never seen, q is the unigram.
+    where d(s) is the number of different classes that followed s [2]_. A state that was followed
+    by many different classes thus gives more weight to the unigram. In the weights, counts are
+    divided by the smallest positive count. For a state that was never seen, q is the unigram.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class BigramSampler(Sampler):
         return {"counts": self._bigram_counts.copy()}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore the counts that `state` of a sampler with the same bigrams returned."""
+        """Restore counts that the method `state` returned, of a sampler with the same bigrams."""
         if set(as_array_dict("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
 
@@ -433,8 +433,8 @@ def sample_until(
     key = stream_key(rng)
     if as_positive("least", least) > most:
         raise ValueError(
-            f"`least` must be at most `most`, {most}, which so many draws of the softmax itself "
-            f"are worth, got {least}; raise `most`."
+            f"`least` must be at most `most`, {most}, the effective size of so many draws from "
+            f"the softmax itself, got {least}; raise `most`."
         )
 
     blocks: list[tuple[IntArray, FloatArray, FloatArray]] = []

@@ -249,8 +249,8 @@ class MixtureSampler(Sampler):
     -----
     The probability of a class is the weighted mean of its probabilities under both samplers. With
     an excluded class, q is the mixture of the two conditional distributions, with the same weight.
-    This is the distribution of the draws. To condition the mixture itself would be different: it
-    would weight each sampler by the mass that exclusion leaves in it.
+    This is the distribution of the draws. Conditioning the mixture itself would instead weight each
+    sampler by the mass that remains in it after exclusion.
 
     `update` changes both samplers or, if one refuses the vectors, neither.
 
@@ -580,7 +580,7 @@ class TwoPassSampler(Sampler):
         return np.where(self.candidate_ids[indices] == ids, indices, NO_CLASS)
 
     def _excluded_candidate_index(self, exclude: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return the candidate index of each excluded class (B,), and whether it is the only one.
+        """Return candidate indices (B,) of excluded classes, and if each is the only candidate.
 
         The index is `NO_CLASS` if the excluded class is no candidate, or is the only candidate.
         """

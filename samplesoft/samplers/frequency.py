@@ -433,10 +433,10 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         # `_min_next_checks` shows for most blocks that no class is due
         blocks = np.flatnonzero(self._min_next_checks <= now)
         rows, columns = np.nonzero(self._next_checks[blocks] <= now)
-        overdue = np.setdiff1d(
+        overdue_classes = np.setdiff1d(
             blocks[rows] * _BLOCK_CLASSES + columns, observed, assume_unique=True
         )
-        return blocks, overdue
+        return blocks, overdue_classes
 
     def _schedule_gap_checks(self) -> None:
         """Compute for all classes when their open gap is checked next."""

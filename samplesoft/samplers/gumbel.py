@@ -131,8 +131,8 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
             # The excess is log q - (log q' + g), with the probability q' and the noise g of the
             # class at the threshold. If the logarithms are so large that g is lost in the sum,
             # subtract logits first.
-            best = order[b, k]
-            excess[b] = (o[b, ids[b]] - o[b, best]) - noise[b, best]
+            threshold_class = order[b, k]
+            excess[b] = (o[b, ids[b]] - o[b, threshold_class]) - noise[b, threshold_class]
 
         log_inclusion = np.log(-np.expm1(-np.exp(excess)))
     return GumbelDraw(ids, log_q, log_inclusion, threshold)
@@ -169,9 +169,9 @@ class LazyGumbel:
     The classes with the largest logits of a context, its *head*, are found once. Each draw adds
     Gumbel noise to the logits of the head, with the maximum M. Of all other classes, the *tail*, a
     draw scores only the classes that might have a larger sum, because their noise exceeds
-    ``M - c``, where c is an upper bound on the logits of the tail. Each class of the tail exceeds
-    this with probability ``1 - exp(-exp(c - M))``, so that the number of these classes is binomial
-    and their positions in the tail are uniform.
+    ``M - c``, where c is an upper bound on the logits of the tail. The noise of each class of the
+    tail exceeds ``M - c`` with probability ``1 - exp(-exp(c - M))``, so that the number of
+    classes to score is binomial and their positions in the tail are uniform.
 
     Parameters
     ----------
@@ -427,7 +427,7 @@ class LazyGumbel:
         return queries, ids, scores, self._largest_norm * _row_norms(queries)
 
     def _scored_candidates(self, queries: Rows, b: int) -> tuple[IntArray, FloatArray, float]:
-        """Return classes (K,) scored for query b, their logits (K,), and a bound on all others."""
+        """Return classes (K,) scored for query b, their logits (K,), and a bound on the others."""
         n = len(self._rows)
         if self._cells is None:
             return np.arange(n), self._rows @ queries[b], -np.inf
@@ -598,17 +598,17 @@ def _draw_lazily(
     for k in range(len(ids)):
         stream = mix64(mix64(key, np.uint64(b)), np.uint64(k))
 
-        best = -np.inf
+        max_perturbed = -np.inf
         for i in range(len(head)):
-            value = scores[i] - math.log(-math.log(_open_uniform(stream, np.uint64(i))))
-            if value > best:
-                best = value
+            perturbed = scores[i] - math.log(-math.log(_open_uniform(stream, np.uint64(i))))
+            if perturbed > max_perturbed:
+                max_perturbed = perturbed
                 ids[k] = head[i]
                 logits[k] = scores[i]
 
         # Gumbel noise is -log of an exponential time, at which a clock of the class rings. A class
         # of the tail can win only if its clock rings before `time`, with the probability `prob`.
-        time = np.exp(bound - best)
+        time = np.exp(bound - max_perturbed)
         prob = -math.expm1(-time)
 
         position = -1
@@ -633,8 +633,8 @@ def _draw_lazily(
             clock = -math.log1p(-prob * _open_uniform(stream, np.uint64(counter + 1)))
             counter += 2
 
-            if logit - math.log(clock) > best:
-                best = logit - math.log(clock)
+            if logit - math.log(clock) > max_perturbed:
+                max_perturbed = logit - math.log(clock)
                 ids[k] = position + skipped
                 logits[k] = logit
     return max_tail_logit

@@ -65,7 +65,7 @@ class LSHSampler(Sampler):
     Each of L hash tables divides the classes into buckets by a code of K bits, the signs of the
     inner products of a class vector with K random directions (SimHash). A draw chooses a random
     table, and then a random class from the bucket with the code of the context. A fixed fraction of
-    the draws is uniform over all classes; draws from empty buckets are too.
+    the draws is uniform over all classes, and so is a draw whose bucket is empty.
 
     Parameters
     ----------
@@ -409,7 +409,7 @@ def _bucket_range(
 def _draw_classes(
     tables: _HashTables, mixture: _BucketMixture, key: np.uint64, first_context: int, ids: IntArray
 ) -> None:
-    """Write draws to `ids` (B, m); row b uses the random stream of context ``first + b``."""
+    """Write draws to `ids` (B, m); row b uses the stream of context ``first_context + b``."""
     for b in range(len(ids)):
         stream = mix64(key, np.uint64(first_context + b))
         cumulative_mass = mixture.cumulative_mass[b]

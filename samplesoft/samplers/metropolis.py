@@ -85,7 +85,7 @@ class MetropolisSampler(DenseSampler):
         self._q: FloatArray = np.maximum(weights / weights.sum(), np.finfo(np.float64).tiny)
 
     def weights(self, h: Any) -> FloatArray:
-        """Return the probability (B, n) of each class to be the state after the last step.
+        """Return the probability (B, n) that each class is the state after the last step.
 
         Parameters
         ----------

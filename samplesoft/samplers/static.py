@@ -255,7 +255,7 @@ class WeightedSampler(Sampler):
     def _write_draws(
         self, key: np.uint64, first_example: int, exclude: IntArray, ids: IntArray
     ) -> None:
-        """Write draws to `ids` (B, m); row b uses the random stream of example ``first + b``."""
+        """Write draws to `ids` (B, m); row b uses the stream of example ``first_example + b``."""
         # the table without the heaviest class is built when a context first excludes this class
         if np.logical_or.reduce(exclude == self._heaviest):
             without_heaviest = self._table_and_log_mass_without_heaviest[0]
@@ -335,10 +335,11 @@ class UniformSampler(WeightedSampler):
 def _write_alias_draws(
     key: np.uint64, first_example: int, tables: _AliasTables, exclude: IntArray, ids: IntArray
 ) -> None:
-    """Write draws with replacement to `ids` (B, m); row b uses the stream of example ``first + b``.
+    """Write draws with replacement to `ids` (B, m).
 
-    `exclude` (B,) are classes that are not drawn, or negative. Examples that exclude the heaviest
-    class use the table without this class. Other examples reject draws of the excluded class.
+    Row b uses the random stream of example ``first_example + b``. `exclude` (B,) are classes that
+    are not drawn, or negative. Examples that exclude the heaviest class use the table without this
+    class. Other examples reject draws of the excluded class.
     """
     num_draws = ids.shape[1]
 

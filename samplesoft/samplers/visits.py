@@ -17,7 +17,7 @@ def group_runs_by_node(nodes: IntArray, first_node: int, num_nodes: int) -> IntA
     """Return the runs of equal nodes in the rows of `nodes` (B, k), sorted by node.
 
     Each row of the result (K, 3) is (context, start, stop): ``nodes[context, start:stop]`` is one
-    run. All nodes are in ``range(first, first + num)``.
+    run. All nodes are in ``range(first_node, first_node + num_nodes)``.
     """
     # a counting sort: count the runs at each node, compute offsets, write the runs
     offsets = np.zeros(num_nodes + 1, np.int64)
