@@ -375,17 +375,18 @@ def _write_contours(
         # divided out and without it
         x, _, variance = _saddle_point(log_t[k], atoms, m + shift - 0.5)
 
-        # The sum over N has a pole at z = 1. With a distance from the pole fewer points suffice, at
-        # the cost of one digit.
+        # The sum over N has a pole at z = 1. At a distance from the pole fewer points suffice, and
+        # one digit is lost.
         distance = max(abs(x), 2.4 / math.sqrt(variance + 2.0))
         z[k, 0] = math.exp(x)
         if x < 1.0 - _MAX_LOG_RADIUS:  # the probability is negligible
             continue
         x = math.copysign(distance, x)
-        points = int(8.0 * math.sqrt(variance) + 12.0 - _LOG_TINY / distance) | 1  # odd: never -1
+        # an odd number, so that no point is -1
+        num_points = int(8.0 * math.sqrt(variance) + 12.0 - _LOG_TINY / distance) | 1
 
-        for i in range(min(points // 2 + 1, _CIRCLE_POINTS)):
-            angle = 2.0 * math.pi * i / points
+        for i in range(min(num_points // 2 + 1, _CIRCLE_POINTS)):
+            angle = 2.0 * math.pi * i / num_points
             z[k, i] = complex(math.exp(x) * math.cos(angle), math.exp(x) * math.sin(angle))
 
             # log modulus and argument of z^-(m-1) G(z)
@@ -396,11 +397,11 @@ def _write_contours(
                 log_modulus, argument = _log_modulus_and_argument(p_silent, p_rung, z[k, i])
                 log_term += counts[a] * log_modulus
                 phase += counts[a] * argument
-            size = math.exp(log_term) * (1.0 if i == 0 else 2.0) / points
+            magnitude = math.exp(log_term) * (1.0 if i == 0 else 2.0) / num_points
 
-            circle_terms[k, i] = complex(size * math.cos(phase), size * math.sin(phase)) / (
-                1.0 - z[k, i]
-            )
+            circle_terms[k, i] = complex(
+                magnitude * math.cos(phase), magnitude * math.sin(phase)
+            ) / (1.0 - z[k, i])
 
             if abs(circle_terms[k, i]) < math.exp(_LOG_TINY) * abs(circle_terms[k, 0]):
                 break
