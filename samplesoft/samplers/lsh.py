@@ -415,7 +415,8 @@ def _draw_classes(
         cumulative_mass = mixture.cumulative_mass[b]
 
         for k in range(ids.shape[1]):
-            # with side="right", a target at the end of a bucket draws from the next one with mass
+            # with side="right", a target at the end of a bucket draws from the next bucket with a
+            # positive mass
             target = uniform(stream, np.uint64(2 * k)) * cumulative_mass[-1]
             t = min(
                 np.searchsorted(cumulative_mass, target, side="right"), len(cumulative_mass) - 1

@@ -120,7 +120,7 @@ class SamplerInputs:
             "counts": lambda name, x: as_real_array(name, to_host(x), (1,)),
         }
 
-        # fields may be None if that is their default; nu=None is a mistake
+        # only fields whose default is None may be None
         for name, check in checks.items():
             value = getattr(self, name)
             if value is not None or name in ("nu", "alpha", "power", "num_features"):

@@ -399,9 +399,8 @@ def _write_contours(
                 phase += counts[a] * argument
             magnitude = math.exp(log_term) * (1.0 if i == 0 else 2.0) / num_points
 
-            circle_terms[k, i] = complex(
-                magnitude * math.cos(phase), magnitude * math.sin(phase)
-            ) / (1.0 - z[k, i])
+            term = complex(magnitude * math.cos(phase), magnitude * math.sin(phase))
+            circle_terms[k, i] = term / (1.0 - z[k, i])
 
             if abs(circle_terms[k, i]) < math.exp(_LOG_TINY) * abs(circle_terms[k, 0]):
                 break
