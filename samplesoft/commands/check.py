@@ -98,6 +98,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "Call a sampled loss on small problems, and compare the means of its losses and "
         "gradients with the exact means of every scheme, without and with each common mistake."
     )
+
     parser.epilog = (
         "Exit status: 0 if the loss is consistent with --scheme, or by default with any scheme, "
         "and with no mistake; 1 if not; 2 for bad usage, or if the loss could not be checked, "
@@ -105,6 +106,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "schemes are described in help(samplesoft.schemes), and in 'Ways to draw with replacement' "
         "in the documentation."
     )
+
     parser.add_argument(
         "loss",
         metavar="module:function",
@@ -112,6 +114,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "losses (B,), or a pair of the losses and their gradient in h; the module may be in the "
         "current folder",
     )
+
     add_options(parser, _OPTIONS)
     add_report_options(parser)
     parser.set_defaults(run=run)
@@ -128,15 +131,19 @@ def run(options: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr), np.errstate():
         loss = _load_object("module:function", options.loss, options)
         proposal = _load_proposal(options)
-        check_files(options)  # again: outputs must not overwrite the modules that are now loaded
+        # again: outputs must not overwrite the modules that are now loaded
+        check_files(options)
         values = given_options(options, check_loss) | {"loss": loss, "proposal": proposal}
+
     with redirect_stdout(sys.stderr):
         report = _with_explained_errors(
             lambda: check_loss(progress=True, rng=options.seed, **values), options
         )
+
     write_and_show_report(options, report)
     if options.scheme:
         return 0 if report.ok and (options.scheme, None) in report.consistent else 1
+
     return 0 if report.ok else 1
 
 
@@ -159,6 +166,7 @@ def _with_explained_errors(check: Callable[[], Any], options: argparse.Namespace
                 f"the loss could not be checked: {_describe_error(error)}, in samplesoft itself; "
                 "please report it with what stands above."
             ) from None
+
         _show_traceback(error, options)
         problem, (file, line, _) = "`loss` or `--proposal` must not raise", frames[-1]
         location = f" in {os.path.basename(file)}, line {line}" if file else ""
@@ -195,9 +203,11 @@ def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
     module, _, name = text.partition(":")
     if not (module and name):
         raise ValueError(f"{option} must be written module:name, got {text!r}.")
+
     # as `python -m` does; console scripts start without the current folder on the path
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+
     try:
         loaded = import_module(module)
     except KeyboardInterrupt:
@@ -209,6 +219,7 @@ def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
             f"{_describe_error(error)}{_import_error_location(error)}; "
             f"{_import_remedy(module, error)}"
         ) from None
+
     try:
         return attrgetter(name)(loaded)
     except AttributeError:

@@ -68,6 +68,7 @@ def check_files(options: argparse.Namespace) -> None:
         for path in (folder, *(os.path.join(folder, name) for name in folder.files))
     ]
     written: list[tuple[str, str]] = [*files, *in_folders]
+
     for option, path in written:
         for reader, source in inputs:
             if _is_same(path, source):
@@ -76,20 +77,25 @@ def check_files(options: argparse.Namespace) -> None:
                     f"{option} would overwrite what {reader} reads, {source!r}{note}; choose "
                     f"another name for {option}."
                 )
+
     for (option, first), (other, second) in combinations(files, 2):
         if _is_same(first, second) or _is_inside(first, second) or _is_inside(second, first):
             names = f"{first!r} for both" if first == second else f"{first!r} and {second!r}"
             raise ValueError(f"{option} and {other} must name two files, got {names}; rename one.")
+
     for (option, first), (other, inside) in product(files, in_folders):
         if _is_same(first, inside) or _is_inside(inside, first):
             raise ValueError(
                 f"{option} must name a file of its own, got {first!r}, which is {other} or one of "
                 "the files of the run; rename it, for example results.json."
             )
+
     for option, folder in folders:
         check_folder(option, folder)
+
     for option, file in files:
         _check_file(option, file, folders)
+
     _check_sources(files)
 
 
@@ -138,6 +144,7 @@ def _check_file(option: str, path: str, folders: list[tuple[str, OutputFolder]])
         # a missing folder is allowed if the command creates it
         if os.path.exists(within) or not any(_is_same(within, made) for _, made in folders):
             problem = "no file can be made there"
+
     if problem:
         raise ValueError(
             f"{option} must name a file in a writable folder, got {path!r}, and {problem}; create "
@@ -166,6 +173,7 @@ def _check_sources(files: list[tuple[str, OutputFile]]) -> None:
     }
     if not outputs:
         return
+
     for name, module in [*sys.modules.items()]:
         source = getattr(module, "__file__", None)
         if not isinstance(source, str) or not os.path.exists(source):

@@ -234,6 +234,7 @@ def escape_unprintable() -> Iterator[None]:
         if isinstance(stream, io.TextIOWrapper):
             previous.append((stream, stream.errors))
             stream.reconfigure(errors="backslashreplace")
+
     try:
         yield
     finally:

@@ -25,6 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "user), the best classes, and their scores, which are logits."
     )
     parser.epilog = "Exit status: 0 for success, 2 for bad usage or bad input, 130 if interrupted."
+
     parser.add_argument(
         "--model",
         required=True,
@@ -32,6 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the trained model, such as run/best.npz",
     )
+
     parser.add_argument(
         "--input",
         required=True,
@@ -39,6 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="inputs in the format of the training data, also .gz, .xz, .bz2; labels are ignored",
     )
+
     parser.add_argument(
         "--k",
         type=positive_int,
@@ -61,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(
             f"--k must be at most {num_classes:,}, the classes of the model, got {options.k}."
         )
+
     inputs, _ = read_inputs(options.input, trained)
     if options.output:  # written atomically
         with (
@@ -71,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
     elif sys.stdout is not None:  # lines are printed as they are computed
         with suppress_closed_pipe():
             _write_predictions(sys.stdout, inputs, trained, k)
+
     return 0
 
 
@@ -80,9 +85,11 @@ def _write_predictions(stream: TextIO, inputs: Any, trained: Any, k: int) -> Non
         for chunk in chunks(inputs.shape[0], _ROWS_AT_A_TIME):
             ids, scores = trained.top_k(inputs[chunk], k)
             labels = ids if trained.classes is None else trained.classes[ids]
+
             for row in range(len(ids)):
                 if trained.leave_out and not inputs[[chunk.start + row]].nnz:
-                    continue  # a user without items, which the file does not list
+                    # a user without items, which the file does not list
+                    continue
                 is_candidate = scores[row] > -float("inf")  # excluded items have the score -inf
                 line = {
                     name: chunk.start + row,
@@ -90,4 +97,5 @@ def _write_predictions(stream: TextIO, inputs: Any, trained: Any, k: int) -> Non
                     "scores": [round(float(score), 6) for score in scores[row][is_candidate]],
                 }
                 stream.write(json.dumps(line, default=str) + "\n")
+
             bar.update(len(ids))

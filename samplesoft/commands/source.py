@@ -131,6 +131,7 @@ def _read_source(options: argparse.Namespace) -> Source:
         logits, labels = load_logits(options.logits, options.labels)
         count = options.examples
         return Source(f"logits of {options.logits}", logits[:count], labels[:count])
+
     if options.checkpoint:
         trained = _load_trained(options)
         title = f"checkpoint {options.checkpoint} after {trained.step:,} steps"
@@ -141,6 +142,7 @@ def _read_source(options: argparse.Namespace) -> Source:
             logits = np.abs(source.logits)
             return Source(f"{title}, |o|", logits, source.labels, counts=source.counts)
         return source
+
     sampling: dict[str, Any] = {"num_examples": options.examples, "rng": options.seed}
     if options.embeddings:
         title = f"embeddings of {options.embeddings}"
@@ -154,6 +156,7 @@ def _read_source(options: argparse.Namespace) -> Source:
         tokens = read_tokens(options.corpus) if options.corpus else stdlib_tokens()
         vectors = examples_from_corpus(tokens, **sampling)
         title += f" ({len(tokens):,} tokens)"
+
     return _source_from_vectors(title, vectors, options.tau)
 
 
@@ -177,10 +180,12 @@ def _load_trained(options: argparse.Namespace) -> TrainedSoftmax:
         # a checkpoint stores 300 contexts; exact values need only a few
         embeddings = trained.embeddings.take(options.examples, options.seed)
         return replace(trained, embeddings=embeddings)
+
     model = read_linear_softmax(options.checkpoint)
     inputs, labels = read_inputs(options.input, model)
     remedy = "; number the model's classes from 0, in their order"
     _require_width("labels of the model", model.model.num_classes, labels, remedy)
+
     return sample_trained_softmax(model, inputs, labels, options.examples, options.seed)
 
 
@@ -198,6 +203,7 @@ def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:
         examples = SparseExamples(interactions, interactions)
     else:
         examples = load_xml_repository(path)
+
     _require_width("columns that the model was trained on", width, examples.inputs, "")
     return examples
 

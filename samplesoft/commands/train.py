@@ -50,6 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "interrupted or killed can be continued with --resume, and ends with the same parameters."
     )
     models = parser.add_subparsers(dest="model", required=True, metavar="model")
+
     for name, model in MODELS.items():
         model_parser = models.add_parser(
             name,
@@ -73,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
     set_interrupt_advice(lambda: _interrupt_advice(options))
     if options.resume:
         require_run(out)
+
     # connect first, to report a wrong address before the data are read, which may take minutes
     with open_dask_client(options.scheduler) as workers, ExitStack() as lock:
         try:
@@ -86,39 +88,54 @@ def run(options: argparse.Namespace) -> int:
 def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) -> int:
     """Train in the folder `out`, which `lock` reserves for this process, and print a report."""
     is_new = not out.exists()
-    if not is_new:  # fails at once if another process trains in the folder
+    # fails at once if another process trains in the folder
+    if not is_new:
         lock.enter_context(locked(out))
+
     saved = _saved_options(options, out / OPTIONS) if options.resume else {}
     for name, value in saved.items():
         if getattr(options, name, None) is None:
             setattr(options, name, InputFile(value) if name in DATA else value)
+
     if saved:
         check_files(options)
+
     if not options.resume:
         require_free(out)
+
     model = MODELS[options.model]
     settings = training_settings(options)
     with progress_phase(True, f"preparing {options.out}"):
         task = make_task(model, options, workers)
-    if is_new:  # locked only now, so that a call with invalid options creates no folder
+
+    # locked only now, so that a call with invalid options creates no folder
+    if is_new:
         lock.enter_context(locked(out))
         require_free(out)
+
     values = {
         name: value
         for name, value in vars(options).items()
         if value is not None and name not in _NOT_SAVED
     }
-    if saved:  # the options of the original run, except for those that may change
+
+    # the options of the original run, except for those that may change
+    if saved:
         values = saved | {name: values[name] for name in _MAY_CHANGE if name in values}
-    if saved or not options.resume:  # a resumed run that Python started has no saved options
+
+    # a resumed run that Python started has no saved options
+    if saved or not options.resume:
         write_json(out / OPTIONS, values)
+
     line = f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch"
     done = 0
     if options.resume and (out / LOG).exists():
         done = len(_epoch_lines(read_log(out / LOG)))
         line += f", goes on in epoch {done + 1}"
+
     show_list_item(line)
     show_list_item(f"{task.resolved(settings)}")
+
     # remaining time is estimated from the epochs of this process
     estimate = TimeEstimate(settings.epochs, done)
 
@@ -129,14 +146,17 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
 
     progress = train_in_locked_folder(out, task, settings, None, options.resume, show_epoch)
     records = _epoch_lines(read_log(out / LOG))
+
     # the report is on the best epoch, but the parameters in memory are those of the last epoch
     if not (out / BEST).exists():
         raise FileNotFoundError(
             f"{BEST}, with the parameters of the best epoch, is missing from {str(out)!r}; copy "
             f"{CHECKPOINT} to that name to use the parameters of the last epoch instead."
         )
+
     load_parameters(out / BEST, task)
     best = next((line for line in records if line["epoch"] == progress.best_epoch), {})
+
     results: dict[str, Any] = {
         "config": task.config(),
         "epochs": records,
@@ -145,11 +165,14 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
         "validation": {"loss": progress.best_loss, **without_prefix("validation", best, "_")},
         "num_unlabeled": task.num_unlabeled,
     }
+
     if task.test is not None:
         with progress_phase(True, "evaluating the best epoch"):
             results["test"] = task.evaluate(*task.test)
+
     if options.json:  # write the file first, because printing may fail
         write_json(options.json, results)
+
     show_report(_format_report(results, progress, model.headline_metric))
     return 0
 
@@ -163,11 +186,13 @@ def _saved_options(options: argparse.Namespace, path: Path) -> dict[str, Any]:
             f"{str(path)!r} must hold the options of the run as JSON, but does not; delete it, and "
             "give all options of the run with --resume."
         ) from None
+
     if saved.get("model", options.model) != options.model:
         raise ValueError(
             f"{str(options.out)!r} holds a run of samplesoft train {saved['model']}, but train "
             f"{options.model} was asked to resume it; correct the model or --out."
         )
+
     return saved
 
 
@@ -220,6 +245,7 @@ def _format_report(results: dict[str, Any], progress: Progress, headline_metric:
     test_metrics = ", ".join(
         f"{_metric_title(name)} {test[name]:.4f}" for name in test if name != "loss"
     )
+
     return "\n".join(
         [
             Table(rows, _epoch_columns(headline_metric), "Epochs").text()

@@ -57,7 +57,8 @@ DRAW_OPTIONS = (
 )
 DEFAULTS = {"epochs": 20, "optimizer": "adagrad"}
 
-OPTIONS = "options.json"  # file in the run folder; --resume reads the options of the run from it
+# file in the run folder; --resume reads the options of the run from it
+OPTIONS = "options.json"
 DATA = {"train": "training data", "test": "data to evaluate at the end"}
 
 
@@ -74,7 +75,8 @@ class ModelCommand:
     help: str
     description: str
     line_format: str  # format of the lines of input files
-    headline_metric: str  # validation metric printed for each epoch, in addition to the loss
+    # validation metric printed for each epoch, in addition to the loss
+    headline_metric: str
     dropout: float  # default of --dropout
     # makes the task from the files "train" and, optionally, "test", the settings, and the workers
     make_task: Callable[[dict[str, str], RetrievalSettings, Any], RetrievalTask]
@@ -94,10 +96,12 @@ def _make_classification_task(
                     f"--test must have the {train_matrix.shape[1]:,} {name} of --train, got "
                     f"{test_matrix.shape[1]:,}."
                 )
+
     task = RetrievalTask(train.inputs, train.labels, settings, workers=workers)
     task.test = test
     if task.num_unlabeled:
         show_remark(f"{task.num_unlabeled:,} examples have no label and are left out.")
+
     return task
 
 
@@ -142,6 +146,7 @@ def _model_options(model: ModelCommand) -> Options:
     """Return the options for the fields of `RetrievalSettings`, and ``--no-embedding``."""
     defaults = RetrievalSettings
     losses = [name for name, spec in LOSSES.items() if spec.several_labels]
+
     return {
         "loss": Option(
             f"loss to minimise, one of {', '.join(losses)} (default {defaults.loss})",
@@ -338,15 +343,18 @@ def make_task(model: ModelCommand, options: argparse.Namespace, workers: Any) ->
         values = {**({"sampler": "unigram"} if loss.draws else {}), **values, "embedding_dim": None}
     else:
         refuse_useless_options(values, ["alpha"], "an embedding, but is for --no-embedding")
+
     settings = make_settings({"dropout": model.dropout, **values}, workers is not None)
     if options.train is None:
         raise ValueError("--train must name a file, got none; add it.")
+
     files = {}
     for name in DATA:
         if getattr(options, name) is not None:
             # absolute, because --resume may be called from another folder
             files[name] = str(Path(getattr(options, name)).resolve())
             setattr(options, name, files[name])
+
     return model.make_task(files, settings, workers)
 
 
@@ -359,6 +367,7 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
     sampler = values.get("sampler", RetrievalSettings.sampler)
     if loss != "bilateral":
         refuse_useless_options(values, ["negative_weight"], f"--loss {loss}")
+
     if LOSSES[loss].draws:
         spec = SAMPLERS[sampler]
         unused = {"nu", "num_features"} - set(spec.reads)
@@ -370,6 +379,7 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
         refuse_useless_options(values, DRAW_OPTIONS, f"--loss {loss}, which draws nothing")
         # the defaults of these settings are for losses with draws
         values = {**values, "sampler": None, "num_sampled": None}
+
     try:
         settings = RetrievalSettings(**values)
         if sharded:
@@ -402,4 +412,5 @@ def training_settings(options: argparse.Namespace) -> Settings:
             )
         on_inputs = options.no_embedding is True
         values["learning_rate"] = default_learning_rate(optimizer, on_inputs=on_inputs)
+
     return Settings(**values)

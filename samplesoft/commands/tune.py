@@ -114,6 +114,7 @@ def _tune_and_report(options: argparse.Namespace, executor: Executor | None) -> 
             "--checkpoint must be of a model whose logits are tau h . c, got one of absolute "
             "scores; take another."
         )
+
     show_list_item(f"input: {source.title}, {len(vectors.class_embeddings):,} classes")
     report = tune(
         vectors.class_embeddings.astype("float32"),
@@ -125,5 +126,6 @@ def _tune_and_report(options: argparse.Namespace, executor: Executor | None) -> 
         executor=executor,
         **given_options(options, tune) | {"tau": source.tau},
     )
+
     write_and_show_report(options, report, {"input": source.title, "tau": source.tau})
     return 0

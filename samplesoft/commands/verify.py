@@ -165,6 +165,7 @@ def _compile_ahead(scheme: str) -> Iterator[None]:
     if cache is None or num_threads() < 2 or any(Path(cache).glob("*.sums_at_nodes-*.nbi")):
         yield
         return
+
     command = sys.executable, "-c", _COMPILE_SCRIPT, scheme
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
@@ -180,6 +181,7 @@ def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -
     vector_arguments: dict[str, Any] = {}
     if vectors is not None:
         vector_arguments = {"h": vectors.h, "class_embeddings": vectors.class_embeddings}
+
     sampler_fields = {
         name: x for name in _SAMPLER_FIELDS if (x := getattr(options, name)) is not None
     }
@@ -188,6 +190,7 @@ def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -
         tau=source.tau, **sampler_arguments, **vector_arguments, **sampler_fields
     )
     left_out: dict[str, str] = {}
+
     # default samplers without the required data are left out; for samplers of --samplers, missing
     # data raise an error
     if options.samplers is None:
@@ -196,6 +199,7 @@ def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -
             for k in DEFAULT_SAMPLERS
         }
         left_out = {name: reason for name, reason in reasons_by_sampler.items() if reason}
+
     names = options.samplers or [name for name in DEFAULT_SAMPLERS if name not in left_out]
     with progress_phase(True, "proposals"):
         try:
@@ -205,15 +209,18 @@ def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -
                 f"--samplers: {error} Vectors come with --corpus and --embeddings, counts with "
                 "--corpus or as `counts` in an --embeddings .npz file."
             ) from None
+
     settings: dict[str, Any] = {"input": source.title}
     if vectors is not None:
         settings |= {"d": vectors.h.shape[1], "tau": source.tau}
         settings |= {"rff nu": inputs.nu, "random features": inputs.num_features}
+
     settings |= {"quadratic alpha": inputs.alpha, "unigram power": inputs.power}
     settings["seed"] = options.seed
     if left_out:
         reasons = (f"{name} ({reason})" for name, reason in left_out.items())
         settings["samplers left out"] = ", ".join(reasons)
+
     report = verify(
         source.logits,
         source.labels,
@@ -229,6 +236,7 @@ def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -
         settings=settings,
         executor=executor,
     )
+
     write_and_show_report(options, report)
     return 0 if report.ok else 1
 
@@ -241,6 +249,7 @@ def _check_options(options: argparse.Namespace) -> None:
                 f"{flag(name)} has no effect with --logits, which has no vectors; leave it out, or "
                 "use --corpus or --embeddings."
             )
+
     check_source_options(options)
     if (options.logits is None) != (options.labels is None):
         present, absent = ("--logits", "--labels")[:: 1 if options.logits else -1]
@@ -250,6 +259,7 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--wrt must include logits for --logits, got {','.join(options.wrt)}; h and "
             "class_embeddings need vectors: use --corpus or --embeddings."
         )
+
     # checked now, because reading the input takes seconds
     min_draws = SCHEMES[options.scheme].min_draws
     if min(options.num_sampled) < min_draws:
@@ -257,4 +267,5 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--num-sampled must be at least {min_draws} for --scheme {options.scheme}, got "
             f"{min(options.num_sampled)}."
         )
+
     check_figure_format(options)

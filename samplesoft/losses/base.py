@@ -314,17 +314,22 @@ class Loss(ABC):
         arrays = backend(self.device)
         # the usual case; other arguments are converted or rejected below
         if self.device == "cpu" and _needs_no_conversion(h, class_embeddings, labels):
-            contexts, rows, targets = h, class_embeddings, Targets(labels)
+            contexts = h
+            rows = class_embeddings
+            targets = Targets(labels)
         else:
             rows = arrays.shaped_rows("class_embeddings", class_embeddings)
             contexts = arrays.float_rows("h", h, rows.shape[1], rows.dtype)
             targets = self._check_labels(labels, contexts.shape[0], rows.shape[0])
+
         offsets = None
         if biases is not None:
             offsets = arrays.vector("biases", biases, rows.shape[0], rows.dtype)
+
         norms = None
         if self.normalize:  # a copy: the caller's array is not changed
             contexts, norms = unit_rows("h", arrays.copied(contexts))
+
         z = contexts if self.tau == 1.0 else arrays.times(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
 
@@ -354,6 +359,7 @@ class Loss(ABC):
             losses, saved = call_ignoring_overflow(self._forward, batch, draw, label_log_count)
         else:
             losses, saved = self._forward(batch, draw, label_log_count)
+
         # in float64 for any dtype: float32 sums over long batches lose small improvements
         total = float(losses.dot(per_example))  # finite only if all losses are
         if not -np.inf < total < np.inf:
@@ -365,6 +371,7 @@ class Loss(ABC):
                 f"the weighted sum of the losses must be finite, got {total}; scale `weights`, or "
                 "`h` and `class_embeddings`, down."
             )
+
         value = losses * per_example if self.reduction == "none" else total
         return value, Cache(batch, per_example, saved)
 
@@ -382,16 +389,20 @@ class Loss(ABC):
             ``dh`` (B, d), and sparse rows of class vectors and biases, each class once. Values that
             overflow their dtype are not finite; optimizers reject them.
         """
-        batch, arrays = cache.batch, backend(self.device)
+        batch = cache.batch
+        arrays = backend(self.device)
         if self._may_warn:
             gradients = call_ignoring_overflow(self._backward, batch, cache.saved, cache.weights)
         else:
             gradients = self._backward(batch, cache.saved, cache.weights)
+
         if self.tau == 1.0 and batch.norms is None:
             return gradients
+
         dh = gradients.dh if self.tau == 1.0 else arrays.times(gradients.dh, self.tau)  # z = tau h
         if batch.norms is not None:
             dh = unit_rows_backward(dh, batch.contexts, batch.norms)
+
         return Gradients(dh, gradients.dW, gradients.db, gradients.d_log_sums)
 
     @abstractmethod
@@ -412,6 +423,7 @@ def _needs_no_conversion(h: Any, rows: Any, labels: Any) -> bool:
     """
     if not type(h) is type(rows) is type(labels) is np.ndarray:
         return False
+
     fits = (
         h.ndim == rows.ndim == 2
         and h.shape[1] == rows.shape[1] != 0
@@ -420,6 +432,7 @@ def _needs_no_conversion(h: Any, rows: Any, labels: Any) -> bool:
         and labels.dtype == _INT
         and h.flags.c_contiguous & rows.flags.c_contiguous & labels.flags.c_contiguous
     )
+
     return fits and is_valid_batch(h, labels, rows.shape[0])
 
 
@@ -451,6 +464,7 @@ def checked_weights(
     """Return validated weights (B,) of the examples; for reduction "mean", divided by their sum."""
     if weights is None:  # the usual case: nothing to validate
         return np.zeros(batch) + (1.0 / batch if reduction == "mean" else 1.0)
+
     per_example = cpu.vector("weights", to_host(weights), batch, np.dtype(np.float64))
     if reduction == "mean":
         per_example = scale_by_power_of_two(per_example)  # so that the sum is finite
@@ -461,14 +475,17 @@ def checked_weights(
                 'example a positive weight, or use reduction="sum".'
             )
         per_example = per_example / total
+
     # weights multiply gradients: up to the square root of the largest float, so that the products
     # do not overflow
-    limit, largest = float(np.finfo(dtype).max) ** 0.5, float(np.abs(per_example).max())
+    limit = float(np.finfo(dtype).max) ** 0.5
+    largest = float(np.abs(per_example).max())
     if largest > limit:
         raise ValueError(
             f"`weights` must be at most {limit:.2g} in size for gradients in {dtype}, got "
             f'{largest:g}; divide them by a number, or use reduction="mean".'
         )
+
     return per_example
 
 
@@ -488,11 +505,13 @@ def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = 
                 "an example come as a scipy.sparse matrix (B, n)."
             )
         return Targets(as_labels("labels", labels, num_classes, (batch,)))
+
     matrix = as_csr("labels", labels)  # a copy, because it is sorted in place
     if matrix.shape != (batch, num_classes):
         raise ValueError(
             f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."
         )
+
     # Kernels require that labels of an example are distinct and ascending, with weights above 0.
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
@@ -502,6 +521,7 @@ def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = 
             f"`labels` must have a label in each row, got none in row {int(np.argmin(counts))}; "
             "leave such examples out."
         )
+
     values = as_real_array("labels", matrix.data, (1,))
     if values.min() < 0.0:
         raise ValueError(f"`labels` must hold weights of at least 0, got {values.min()}.")
@@ -510,10 +530,13 @@ def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = 
             "`labels` must hold ones with label_reduction='ova', for which a class is a label or "
             f"is none, got {values[values != 1.0][0]}; take 'pal' for labels of other weights."
         )
+
     example_ids = np.repeat(np.arange(batch), counts)
-    starts, classes = matrix.indptr[:-1].astype(np.int64), matrix.indices.astype(np.int64)
+    starts = matrix.indptr[:-1].astype(np.int64)
+    classes = matrix.indices.astype(np.int64)
     if reduction != "pal-n":
         return Targets(classes, example_ids, values, starts)
+
     # scale by the maximum first: the sum of very large weights would overflow
     values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[example_ids]
     totals = np.add.reduceat(values, matrix.indptr[:-1])

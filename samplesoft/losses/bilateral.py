@@ -169,6 +169,7 @@ def bilateral_kernel(
         row[0] = 0.0 if max_logit == -np.inf else -1.0
         for k in range(1, len(row)):
             row[k] = row[k] if max_logit == -np.inf else row[k] - max_logit
+
     for b in range(len(logits)):
         row = logits[b, 1:]
         exp_in_place(row)  # relative to the maximum, which `losses` already includes

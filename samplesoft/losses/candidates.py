@@ -37,7 +37,8 @@ from samplesoft.losses.vectors import unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme
 
-_INT, _FLOAT = np.dtype(np.int64), np.dtype(np.float64)
+_INT = np.dtype(np.int64)
+_FLOAT = np.dtype(np.float64)
 _NO_NORMS = np.empty(0)
 _MIN_THREADED_MULTIPLICATIONS = 1 << 20  # smaller work runs on one thread
 
@@ -58,14 +59,17 @@ def ids_and_log_counts(draw: Draw | None, batch: int) -> tuple[IntArray, FloatAr
     """Return the arrays of `checked_draw` after a check of types and shapes, but not of values."""
     if type(draw) is not Draw and not isinstance(draw, Draw):
         raise missing_draw_error(draw)
+
     ids: Any = draw.ids
     log_q: Any = draw.log_q
     logs = log_q if draw.log_inclusion is None else draw.log_inclusion
+
     # the types that samplers return; other arrays are checked one by one
     is_from_sampler = type(ids) is type(log_q) is type(logs) is np.ndarray and ids.dtype == _INT
     if is_from_sampler and log_q.dtype == logs.dtype == _FLOAT:
         require_draw_shapes(ids.shape, logs.shape, batch)
         return ids, draw.log_expected_count
+
     fields = ("ids", ids, "iu"), ("log_q", log_q, "f"), ("log_inclusion", logs, "f")
     for name, array, kinds in fields:
         if type(array) not in (np.ndarray, np.memmap) or array.dtype.kind not in kinds:
@@ -74,6 +78,7 @@ def ids_and_log_counts(draw: Draw | None, batch: int) -> tuple[IntArray, FloatAr
                 f"`draw.{name}` must be an array of {'integers' if name == 'ids' else 'floats'}, "
                 f"got {getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."
             )
+
     require_draw_shapes(ids.shape, logs.shape, batch)
     return np.asarray(ids, _INT), np.asarray(draw.log_expected_count, _FLOAT)
 
@@ -134,16 +139,21 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
             f"`label_log_count` must be given with scheme={scheme.name!r}: the log expected "
             "count of each label in a draw; use sampler.log_expected_count."
         )
+
     counts = as_array("label_log_count", value)
     if counts.dtype.kind not in "iuf":
         raise TypeError(
             f"`label_log_count` must hold real numbers, got {counts.dtype}; use "
             "sampler.log_expected_count."
         )
-    with np.errstate(over="ignore"):  # a wider type may overflow, and is then rejected below
+
+    # a wider type may overflow, and is then rejected below
+    with np.errstate(over="ignore"):
         counts = counts.astype(np.float64)
+
     if counts.shape != (size,):
         raise ValueError(f"`label_log_count` must have shape ({size},), got {counts.shape}.")
+
     is_valid = np.isfinite(counts) | ((counts == -np.inf) & scheme.divides_by_accepted)
     if not is_valid.all():
         worst = int(np.argmin(is_valid))
@@ -153,6 +163,7 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
             "a sampler that gives it q = 0, take scheme='masked', or mix the sampler with one that "
             "covers all classes."
         )
+
     return counts
 
 
@@ -166,12 +177,15 @@ class CandidateScores:
     """
 
     label_scores: FloatArray  # (P,): computed in the dtype of the vectors
-    sampled_scores: Rows  # (B, m): the same for all pairs of an example
+    # (B, m): the same for all pairs of an example
+    sampled_scores: Rows
     example_ids: IntArray  # (P,): example of each pair
     block: Rows  # (r, d): class vectors
-    norms: FloatArray  # (r,): norms of the vectors if the loss normalises; else (0,)
+    # (r,): norms of the vectors if the loss normalises; else (0,)
+    norms: FloatArray
     shared: bool  # whether all examples share one set of draws
-    candidate_table: IntArray  # (5, P + number of draws + 1), see `list_candidates`
+    # (5, P + number of draws + 1), see `list_candidates`
+    candidate_table: IntArray
     num_unique: int  # number of classes that occur
 
     @property
@@ -202,23 +216,29 @@ def score_candidates(
     `log_counts`, of the shape of `ids`, are the log expected counts of the draws; they are only
     validated. Label scores are NaN for examples in which the score of a draw is not finite.
     """
-    z, labels, rows = batch.z, batch.targets.labels, batch.class_embeddings
+    z = batch.z
+    labels = batch.targets.labels
+    rows = batch.class_embeddings
     (size, d), (sets, m), (pairs,), n = z.shape, ids.shape, labels.shape, rows.shape[0]
     example_ids = (
         _cached_arange(pairs) if batch.targets.example_ids is None else batch.targets.example_ids
     )
     candidate_table = np.empty((5, pairs + sets * m + 1), np.int64)
+
     # For shared draws, the vectors are copied in the order of the draws, and the scores are one
     # matrix product. Otherwise each class has one row, and an example reads the rows of its draws.
     is_remote = type(rows) is not np.ndarray and isinstance(rows, RemoteRows)
     if sets == 1 < size and not is_remote:
         block = np.empty((pairs + m, d), z.dtype)
         norms = np.empty(pairs + m) if normalize else _NO_NORMS
-        label_scores, sampled_scores = np.empty(pairs), np.empty((size, m), z.dtype)
+        label_scores = np.empty(pairs)
+        sampled_scores = np.empty((size, m), z.dtype)
         if type(rows) is not np.ndarray:
             rows = np.asarray(rows)  # kernels do not accept memmaps
+
         biases = z[0, :0] if batch.biases is None else batch.biases
         multiply = z.size * m <= MAX_SINGLE_THREADED_WORK
+
         num_unique = score_shared_draws(
             labels,
             example_ids,
@@ -234,15 +254,19 @@ def score_candidates(
             label_scores,
             sampled_scores,
         )
+
         if num_unique < 0:
             raise invalid_draw_error(ids, log_counts, n)
+
         if normalize:
             _require_finite_norms(rows, norms, candidate_table[0, :-1])
+
         if not multiply:
             call_ignoring_overflow(product, z, block[pairs:].T, sampled_scores)
             add_biases_and_mark_not_finite(
                 example_ids, candidate_table[0, :-1], biases, label_scores, sampled_scores
             )
+
         return CandidateScores(
             label_scores,
             sampled_scores,
@@ -253,9 +277,11 @@ def score_candidates(
             candidate_table,
             num_unique,
         )
+
     num_unique = list_candidates(labels, ids, log_counts, n, candidate_table)
     if num_unique < 0:
         raise invalid_draw_error(ids, log_counts, n)
+
     return _score_separate_draws(batch, ids, normalize, example_ids, candidate_table, num_unique)
 
 
@@ -268,12 +294,16 @@ def _score_separate_draws(
     num_unique: int,
 ) -> CandidateScores:
     """Return the scores for draws that are not shared, or for class vectors on other machines."""
-    z, rows, shared = batch.z, batch.class_embeddings, len(ids) < len(batch.z)
-    pairs, d = len(example_ids), z.shape[1]
+    z = batch.z
+    rows = batch.class_embeddings
+    shared = len(ids) < len(batch.z)
+    pairs = len(example_ids)
+    d = z.shape[1]
     if isinstance(rows, RemoteRows):
         label_scores, sampled_scores = rows.scores(batch, ids)
         label_scores = label_scores.astype(np.float64)
         nan_where_not_finite(label_scores, sampled_scores, example_ids, 0, 0)
+
         return CandidateScores(
             label_scores,
             sampled_scores,
@@ -284,18 +314,23 @@ def _score_separate_draws(
             candidate_table,
             num_unique,
         )
-    rows, classes = np.asarray(rows), candidate_table[1, :num_unique]
-    block, norms = np.empty((num_unique, d), z.dtype), np.empty(num_unique if normalize else 0)
+
+    rows = np.asarray(rows)
+    classes = candidate_table[1, :num_unique]
+    block = np.empty((num_unique, d), z.dtype)
+    norms = np.empty(num_unique if normalize else 0)
     thread_for_each(
         lambda chunk: gather_rows(classes[chunk], rows, normalize, block[chunk], norms[chunk]),
         _chunks_for_threads(num_unique, block.size),
     )
     _require_finite_norms(rows, norms, classes)
-    label_scores, sampled_scores = np.empty(pairs), np.empty((z.shape[0], ids.shape[1]), z.dtype)
+    label_scores = np.empty(pairs)
+    sampled_scores = np.empty((z.shape[0], ids.shape[1]), z.dtype)
     scores = CandidateScores(
         label_scores, sampled_scores, example_ids, block, norms, False, candidate_table, num_unique
     )
-    examples, draw_indices = np.arange(z.shape[0]), scores.draw_indices
+    examples = np.arange(z.shape[0])
+    draw_indices = scores.draw_indices
     score_labels(block, scores.label_indices, z, example_ids, 0, 0, pairs, label_scores)
     thread_for_each(
         lambda chunk: score_rows(
@@ -307,6 +342,7 @@ def _score_separate_draws(
     add_biases_and_mark_not_finite(
         example_ids, candidate_table[0, :-1], biases, label_scores, sampled_scores
     )
+
     return scores
 
 
@@ -331,16 +367,20 @@ def score_gradients(
         remote_rows = SparseRows(classes, np.empty((scores.num_unique, 0), z.dtype))
         dz = call_ignoring_overflow(rows.gradients, batch, d_labels, d_sampled, weights)
         return Gradients(dz, remote_rows, None)
+
     block = scores.block
     example_ids = scores.example_ids
     candidate_table = scores.candidate_table
     norms = scores.norms
-    dz, dW = np.empty(z.shape, z.dtype), np.empty((scores.num_unique, z.shape[1]), z.dtype)
+    dz = np.empty(z.shape, z.dtype)
+    dW = np.empty((scores.num_unique, z.shape[1]), z.dtype)
+
     if scores.shared:
         draw_gradients = dW[:0]  # empty, so that the kernel computes them
         if z.size * d_sampled.shape[1] > MAX_SINGLE_THREADED_WORK:
             call_ignoring_overflow(product, d_sampled, block[d_labels.shape[0] :], dz)
             draw_gradients = _shared_class_gradients(d_sampled, z, weights)
+
         shared_draw_gradients(
             d_labels,
             d_sampled,
@@ -356,9 +396,11 @@ def score_gradients(
         )
     else:
         _separate_draw_gradients(scores, d_labels, d_sampled, z, weights, dz, dW)
+
     db = None
     if batch.biases is not None:
         db = SparseRows(classes, _bias_gradients(scores, d_labels, d_sampled, weights))
+
     return Gradients(dz, SparseRows(classes, dW), db)
 
 
@@ -396,16 +438,21 @@ def _separate_draw_gradients(
     dW: Rows,
 ) -> None:
     """Write gradients in contexts (B, d) and in classes (k, d), for draws that are not shared."""
-    block, example_ids, draw_indices = scores.block, scores.example_ids, scores.draw_indices
+    block = scores.block
+    example_ids = scores.example_ids
+    draw_indices = scores.draw_indices
     order = scores.candidate_table[3, :-1]
     offsets = scores.candidate_table[4, : scores.num_unique + 1]
+
     # multiply the contexts, and not every derivative, by the example weights
     column = weights.astype(z.dtype)[:, None]
-    weighted, num_multiplications = column * z, d_sampled.size * z.shape[1]
+    weighted = column * z
+    num_multiplications = d_sampled.size * z.shape[1]
     thread_for_each(
         lambda chunk: context_gradients(d_sampled[chunk], block, draw_indices[chunk], dz[chunk]),
         _chunks_for_threads(len(z), num_multiplications),
     )
+
     thread_for_each(
         lambda chunk: class_gradients(
             d_labels,
@@ -419,6 +466,7 @@ def _separate_draw_gradients(
         ),
         _chunks_for_threads(scores.num_unique, num_multiplications),
     )
+
     add_label_context_gradients(
         d_labels, block, scores.label_indices, example_ids, 0, 0, len(example_ids), dz
     )

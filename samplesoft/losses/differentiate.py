@@ -109,6 +109,7 @@ def _row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
     ) -> None:
         width = 1 + pairs.sampled_scores.shape[1]
         max_rows = len(logits) // width
+
         for start in range(first, last, max_rows):
             stop = min(start + max_rows, last)
             rows = logits[: (stop - start) * width].reshape((stop - start, width))
@@ -140,18 +141,28 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
         label_logits = pairs.label_logits
         example_ids = pairs.example_ids
         label_weights = pairs.label_weights
-        starts, stops, columns = pairs.hit_starts, pairs.hit_stops, pairs.hit_columns
-        width, shared = d_sampled.shape[1], len(pairs.log_counts) == 1
+        starts = pairs.hit_starts
+        stops = pairs.hit_stops
+        columns = pairs.hit_columns
+        width = d_sampled.shape[1]
+        shared = len(pairs.log_counts) == 1
+
         # slices of the workspace: logits of separate hits; derivatives in them and in the merged
         # logit; logits of one pair
-        hit_logits, derivatives = logits[:width], logits[width : 2 * width + 1]
+        hit_logits = logits[:width]
+        derivatives = logits[width : 2 * width + 1]
         pair_logits = logits[2 * width + 1 : 3 * width + 3]
         end = first
+
         while end < last:
-            begin, b, num_hits = end, example_ids[end] - pairs.first_example, 0
+            begin = end
+            b = example_ids[end] - pairs.first_example
+            num_hits = 0
             row = d_sampled[b]
+
             for k in range(width):
                 row[k] = pairs.sampled_scores[b, k] - pairs.log_counts[0 if shared else b, k]
+
             while end < last and example_ids[end] == example_ids[begin]:
                 for i in range(starts[end], stops[end]):
                     if separate_hits:
@@ -159,12 +170,15 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
                         num_hits += 1
                     row[columns[i]] = -np.inf
                 end += 1
+
             merge(row.reshape((1, width)), pair_logits[:1])  # overwrites the row by derivatives
             merged = pair_logits[0]
             for i in range(num_hits + 1):
                 derivatives[i] = 0.0
+
             for p in range(begin, end):
-                pair_logits[0], pair_logits[1 + num_hits] = label_logits[p], merged
+                pair_logits[0] = label_logits[p]
+                pair_logits[1 + num_hits] = merged
                 if separate_hits:
                     i = 1
                     for q in range(begin, end):
@@ -172,9 +186,11 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
                         for _ in range(starts[q], stops[q]):
                             pair_logits[i] = hit_logits[i - 1] if has_weight else -np.inf
                             i += 1
+
                 if not has_draws(pairs, p):
                     for i in range(1, num_hits + 2):
                         pair_logits[i] = -np.inf
+
                 kernel(
                     pair_logits[: num_hits + 2].reshape((1, num_hits + 2)),
                     losses[p : p + 1],
@@ -183,11 +199,14 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
                 label_weight = label_weights[p] if len(label_weights) > 0 else 1.0
                 losses[p] *= label_weight if abs(label_logits[p]) < np.inf else np.nan
                 d_labels[p] = label_weight * pair_logits[0]
+
                 for i in range(num_hits + 1):
                     derivatives[i] += label_weight * pair_logits[1 + i]
+
             derivative = row.dtype.type(derivatives[num_hits])
             for k in range(width):
                 row[k] *= derivative
+
             if separate_hits:
                 i = 0
                 for p in range(begin, end):

@@ -21,12 +21,16 @@ from samplesoft.losses.step import score_rows
 from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
 
-Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
+# float32 or float64, the same for all arguments of a call
+Floats = NDArray[Any]
 
-_BLOCK_SCORES = 1 << 20  # scores in a block, which stays in the cache between the passes
-_MIN_BLOCK_CLASSES = 64  # minimum number of classes in a block; smaller matrix products are slow
+# scores in a block, which stays in the cache between the passes
+_BLOCK_SCORES = 1 << 20
+# minimum number of classes in a block; smaller matrix products are slow
+_MIN_BLOCK_CLASSES = 64
 # The passes over a block use one thread, because the BLAS threads of the last product still spin.
-_RUN_CLASSES = 32  # classes summed in the dtype of the scores before adding to a float64 sum
+# classes summed in the dtype of the scores before adding to a float64 sum
+_RUN_CLASSES = 32
 
 
 class FullSoftmaxLoss(Loss):
@@ -80,13 +84,16 @@ class FullSoftmaxLoss(Loss):
         )
         if self.mask_other_labels:
             return self._forward_masked(batch, label_scores, label_weights, signs)
+
         # The loss of pair l, log(sum) - o_l, is computed in two steps, with the best label of the
         # example in between: to_best = log(sum) - o_best, and gap_l = o_best - o_l.
         pivots = _best_label_pairs(targets, label_scores)
         # The best label is kept out of the sum: log(1 + rest / best) keeps its digits if the rest
         # is small.
         max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets, pivots))
-        best, sums = label_scores[pivots], targets.per_example(label_weights)
+        best = label_scores[pivots]
+        sums = targets.per_example(label_weights)
+
         with np.errstate(all="ignore"):  # `Loss.forward` raises if not finite
             to_best = np.logaddexp(0.0, max_scores - best + np.log(total))
             gaps = targets.rows(best) - label_scores
@@ -97,6 +104,7 @@ class FullSoftmaxLoss(Loss):
             # the derivative in the score of another class is exp(o - max) times the scale
             max_scores = np.maximum(max_scores, best.astype(max_scores.dtype))
             scale = sums * np.exp(max_scores - best - to_best)
+
         return losses, _ForwardState(max_scores, scale, d_labels * signs)
 
     def _forward_masked(
@@ -106,6 +114,7 @@ class FullSoftmaxLoss(Loss):
         targets = batch.targets
         max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets))
         max_scores[total == 0.0] = 0.0  # if all classes are labels
+
         with np.errstate(all="ignore"):
             gaps = targets.rows(max_scores + np.log(total)) - label_scores
             pair_losses = np.logaddexp(0.0, gaps)
@@ -113,6 +122,7 @@ class FullSoftmaxLoss(Loss):
             label_shortfall = label_weights * np.exp(gaps - pair_losses)
             label_shortfall[gaps == -np.inf] = 0.0
             scale = np.where(total > 0.0, targets.per_example(label_shortfall) / total, 0.0)
+
         return targets.per_example(label_weights * pair_losses), _ForwardState(
             max_scores, scale, -label_shortfall * signs
         )
@@ -188,7 +198,8 @@ class Block(NamedTuple):
     """Scores of a range of classes; valid until the next block is made."""
 
     classes: slice  # r classes
-    rows: Rows  # (r, d): their vectors, of norm 1 if the loss normalises
+    # (r, d): their vectors, of norm 1 if the loss normalises
+    rows: Rows
     norms: FloatArray | None  # (r,): norms before division
     scores: Rows  # (r, B)
 
@@ -199,20 +210,25 @@ def score_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
     The first axis of a block is the class axis, which makes the matrix product fastest. Raises if a
     class vector is not finite, or, with `normalize`, if its norm is not.
     """
-    z, n = batch.z, len(batch.class_embeddings)
+    z = batch.z
+    n = len(batch.class_embeddings)
     size = min(n, max(_MIN_BLOCK_CLASSES, _BLOCK_SCORES // len(z)))
     buffer = np.empty((size, len(z)), z.dtype)
+
     for classes in chunks(n, size):
-        rows, norms = batch.class_embeddings[classes], None
+        rows = batch.class_embeddings[classes]
+        norms = None
         if normalize:
             ids = np.arange(classes.start, classes.stop)
             rows, norms = unit_rows("class_embeddings", rows.copy(), ids)
         else:
             require_finite_rows(rows, classes.start)
+
         with np.errstate(over="ignore", invalid="ignore"):  # callers check the result
             scores = product(rows, z.T, buffer[: len(rows)])
             if batch.biases is not None:
                 scores += batch.biases[classes, None]
+
         yield Block(classes, rows, norms, scores)
 
 
@@ -237,12 +253,18 @@ def gradients_by_blocks(
     ``derivatives(scores, *extra)`` overwrites the scores (r, B) of a block by derivatives; for an
     absolute loss it gets their absolute values. `d_labels` (P,) replace the entries of the labels.
     """
-    z, n = batch.z, len(batch.class_embeddings)
+    z = batch.z
+    n = len(batch.class_embeddings)
     labels = LabelPositions(batch.targets)
+
     # dz is summed over the blocks in float64; a block completes its rows of dW
-    dz, dW, db = np.zeros(z.shape), np.empty((n, z.shape[1]), z.dtype), np.empty(n, z.dtype)
+    dz = np.zeros(z.shape)
+    dW = np.empty((n, z.shape[1]), z.dtype)
+    db = np.empty(n, z.dtype)
+
     for block in score_blocks(batch, loss.normalize):
-        classes, scores = block.classes, block.scores
+        classes = block.classes
+        scores = block.scores
         if loss.absolute:  # the derivative of |o| is the sign of o
             # one byte per sign, because signs as floats would double the memory of a block
             signs = (scores > 0.0).view(np.int8) - (scores < 0.0).view(np.int8)
@@ -250,14 +272,17 @@ def gradients_by_blocks(
             scores *= signs
         else:
             derivatives(scores, *extra)
+
         pairs, label_rows, examples = labels.in_block(classes)
         scores[label_rows, examples] = d_labels[pairs]
         dz += product(scores.T, block.rows)
         product(scores, z, dW[classes])
         if batch.biases is not None:
             np.sum(scores, axis=1, out=db[classes])
+
         if block.norms is not None:
             unit_rows_backward(dW[classes], block.rows, block.norms)
+
     ids = np.arange(n)
     biases = None if batch.biases is None else SparseRows(ids, db)
     return Gradients(dz.astype(z.dtype), SparseRows(ids, dW), biases)
@@ -273,15 +298,19 @@ def label_scores_and_signs(loss: Loss, batch: Batch, draw: Draw | None) -> tuple
             f"`draw` must be None for {type(loss).__name__}, which sums over all classes, got "
             f"{type(draw).__name__}; leave it out, or take a sampled loss."
         )
+
     labels = batch.targets.labels
-    rows, indices = batch.class_embeddings.take(labels, axis=0), np.arange(len(labels))
+    rows = batch.class_embeddings.take(labels, axis=0)
+    indices = np.arange(len(labels))
     if loss.normalize:
         rows, _ = unit_rows("class_embeddings", rows, labels)
+
     example_ids = batch.targets.rows(np.arange(len(batch.z)))
     scores = np.empty(len(labels), batch.z.dtype)
     score_rows(batch.z, example_ids, rows, indices[:, None], scores[:, None])
     if batch.biases is not None:
         scores += batch.biases[labels]
+
     values = scores.astype(np.float64)
     return (np.abs(values), np.sign(values)) if loss.absolute else (values, 1.0)
 
@@ -301,11 +330,13 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
         row = scores[j]
         for b in range(batch):
             max_scores[b] = max(max_scores[b], row[b])
+
     for b in range(batch):
         before = np.float64(shift[b])
         # the maximum is -inf if all classes so far are excluded
         shift[b] = max_scores[b] if max_scores[b] != -np.inf else 0.0
         total[b] *= np.exp(before - shift[b])
+
     run = np.empty_like(max_scores)
     for begin in range(0, len(scores), _RUN_CLASSES):
         run[:] = 0.0

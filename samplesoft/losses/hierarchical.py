@@ -86,12 +86,14 @@ class ClassTree:
         TypeError, ValueError
             If an argument is malformed, or the nodes are not a tree with the classes as leaves.
         """
-        n, above = as_count("num_classes", num_classes), as_array("parents", parents)
+        n = as_count("num_classes", num_classes)
+        above = as_array("parents", parents)
         if above.dtype.kind not in "iu" or above.ndim != 1 or len(above) <= n:
             raise ValueError(
                 f"`parents` must hold more integers than the {n} classes, one for each node, got "
                 f"{above.dtype} of shape {above.shape}; the root is a node too, with parent -1."
             )
+
         above, size = above.astype(np.int64), len(above)
         roots = np.flatnonzero(above < 0)
         inner = np.bincount(above[above >= 0], minlength=size) if above.max() < size else above[:0]
@@ -100,21 +102,28 @@ class ClassTree:
                 f"`parents` must have one root, with -1, no class above another node, and a child "
                 f"of each node from {n} on; got {len(roots)} with -1 among {size} nodes."
             )
+
         order = np.argsort(above, kind="stable")  # siblings are consecutive, the root is first
         ends = 1 + np.cumsum(inner)
-        level, levels, starts = roots, [], ends - inner
+        level = roots
+        levels = []
+        starts = ends - inner
+
         while len(level):
             counts = inner[level]
             shifts = np.repeat(starts[level] - np.cumsum(counts) + counts, counts)
             level = order[shifts + np.arange(len(shifts))]
             levels.append(level)
+
         nodes = np.concatenate(levels)  # old node numbers in the new order
         if len(nodes) != size - 1:
             raise ValueError("`parents` must lead from each node to the root, got a circle.")
+
         renumbered = np.full(size, _ROOT)
         renumbered[nodes] = np.arange(len(nodes))
         counts = inner[np.append(roots, nodes)]
         bounds = np.stack([np.cumsum(counts) - counts, np.cumsum(counts)], axis=1)
+
         return cls(renumbered[above[nodes]], np.roll(bounds, -1, axis=0), renumbered[:n])
 
     @property
@@ -162,7 +171,8 @@ class ClassTree:
     def _path_sums(self, values: IntArray) -> IntArray:
         """Return, for each node, the sum (N,) of `values` (N,) over the nodes of its path."""
         sums = values.copy()
-        first, last = 0, self.num_top
+        first = 0
+        last = self.num_top
         while last < len(sums):  # level by level
             first, last = last, int(self.children[first:last].max())
             sums[first:last] += sums[self.parents[first:last]]
@@ -202,13 +212,17 @@ def huffman_tree(counts: ArrayLike) -> ClassTree:
     n = len(frequencies)
     if n == 1:
         return ClassTree.from_parents([1, -1], 1)
+
     order = np.argsort(frequencies, kind="stable")
     # two queues of ascending weights: classes, and inner nodes in the order of their creation
-    weights, parents = np.full(2 * n - 1, np.inf), np.full(2 * n - 1, -1)
+    weights = np.full(2 * n - 1, np.inf)
+    parents = np.full(2 * n - 1, -1)
     weights[:n] = frequencies[order]
     _merge_lightest(weights, parents, n)
     above = np.empty_like(parents)
-    above[order], above[n:] = parents[:n], parents[n:]
+    above[order] = parents[:n]
+    above[n:] = parents[n:]
+
     return ClassTree.from_parents(above, n)
 
 
@@ -265,11 +279,13 @@ def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
         cell_of_class[order] = np.minimum(num * (np.cumsum(fractions) - 0.5 * fractions), num - 1)
     else:
         cell_of_class = as_labels("cells", cells, n, (n,))
+
     _, cell_of_class = np.unique(cell_of_class, return_inverse=True)
     above = np.append(
         n + cell_of_class, np.full(cell_of_class.max() + 2, n + cell_of_class.max() + 1)
     )
     above[-1] = -1
+
     return ClassTree.from_parents(above, n)
 
 
@@ -319,11 +335,13 @@ class HierarchicalLoss(Loss):
         self, h: Any, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
         """Validate the arguments of `forward`; labels of the result are nodes, not classes."""
-        tree, n = self.tree, self.tree.num_classes
+        tree = self.tree
+        n = self.tree.num_classes
         if biases is not None:
             raise ValueError(
                 "`biases` must be None for HierarchicalLoss; give contexts a coordinate that is 1."
             )
+
         if sparse.issparse(labels):
             labels = as_csr("labels", labels)
             if labels.shape[1] != n:
@@ -334,6 +352,7 @@ class HierarchicalLoss(Loss):
                 (labels.data, tree.places[labels.indices], labels.indptr),
                 (labels.shape[0], tree.num_nodes),
             )
+
         batch = super().check_batch(h, class_embeddings, labels, biases)
         if batch.class_embeddings.shape[0] != tree.num_nodes:
             raise ValueError(
@@ -346,6 +365,7 @@ class HierarchicalLoss(Loss):
             raise ValueError(
                 f"`labels` must hold classes in 0..{n - 1}, got {batch.targets.labels.max()}."
             )
+
         targets = replace(batch.targets, labels=tree.places[batch.targets.labels])
         return replace(batch, targets=targets)
 
@@ -354,18 +374,26 @@ class HierarchicalLoss(Loss):
     ) -> tuple[FloatArray, Any]:
         if draw is not None:
             raise TypeError("`draw` must be None for HierarchicalLoss, which draws nothing.")
-        tree, targets, z, rows = self.tree, batch.targets, batch.z, batch.class_embeddings
-        labels, size = targets.labels, len(z)
+
+        tree = self.tree
+        targets = batch.targets
+        z = batch.z
+        rows = batch.class_embeddings
+        labels = targets.labels
+        size = len(z)
         example_ids = targets.rows(np.arange(size))
         label_weights = (
             np.ones(len(labels)) if targets.label_weights is None else targets.label_weights
         )
         ends = np.cumsum(tree.num_scores_below_top[labels])
         starts = ends - tree.num_scores_below_top[labels]
+
         # all examples need the scores of the root's children, which are one matrix product
         top = product(z, rows[: tree.num_top].T)
-        d_top, losses = np.zeros_like(top), np.empty(len(labels))
-        ids, derivatives = np.empty(ends[-1], np.int64), np.empty(ends[-1], z.dtype)
+        d_top = np.zeros_like(top)
+        losses = np.empty(len(labels))
+        ids = np.empty(ends[-1], np.int64)
+        derivatives = np.empty(ends[-1], z.dtype)
         offsets = np.append(targets.offsets(), len(labels))
 
         def differentiate_examples(examples: slice) -> None:
@@ -391,13 +419,17 @@ class HierarchicalLoss(Loss):
         thread_for_each(
             differentiate_examples, chunks(size, max(8, -(-size // (2 * num_threads()))))
         )
+
         return targets.per_example(losses), (d_top, ids, derivatives, np.append(starts, ends[-1]))
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         d_top, ids, derivatives, starts = saved
-        z, rows, num_top = batch.z, batch.class_embeddings, d_top.shape[1]
+        z = batch.z
+        rows = batch.class_embeddings
+        num_top = d_top.shape[1]
         column = weights.astype(z.dtype)[:, None]
-        weighted, below = column * z, np.empty_like(z)
+        weighted = column * z
+        below = np.empty_like(z)
         offsets = np.append(batch.targets.offsets(), len(starts) - 1)
         weighted_rows(starts[offsets], ids, derivatives, rows, below)
         dz = column * (product(d_top, rows[:num_top]) + below)
@@ -406,6 +438,7 @@ class HierarchicalLoss(Loss):
         dW = np.empty((num_top + len(classes), z.shape[1]), z.dtype)
         product(d_top.T, weighted, dW[:num_top])
         weighted_rows(begins, example_ids[order], derivatives[order], weighted, dW[num_top:])
+
         return Gradients(dz, SparseRows(np.append(np.arange(num_top), classes), dW), None)
 
 
@@ -422,7 +455,9 @@ def _merge_lightest(weights: FloatArray, parents: IntArray, n: int) -> None:
     Each inner node merges the two lightest nodes that have no parent yet. The first n weights, of
     the classes, must be ascending.
     """
-    leaf, node = 0, n
+    leaf = 0
+    node = n
+
     for new in range(n, len(weights)):
         total = 0.0
         for _ in range(2):
@@ -449,11 +484,13 @@ def _softmax_loss_and_derivatives(
     num_not_finite = 0
     for i in range(size):
         num_not_finite += 0 if abs(logits[0, i]) < np.inf else 1
+
     if num_not_finite > 0:
         return np.nan
     if size == 1:
         weights[0, 0] = 0.0
         return 0.0
+
     logit = float(logits[0, label_index])
     # The sum leaves out the label, so that a small loss and a small 1 - p need no subtraction of
     # nearly equal numbers.
@@ -462,8 +499,10 @@ def _softmax_loss_and_derivatives(
     loss = max(gap, 0.0) + math.log1p(math.exp(-abs(gap)))
     label_shortfall = math.exp(gap - loss)
     scale = label_shortfall / total
+
     for i in range(size):
         weights[0, i] *= scale
+
     weights[0, label_index] = -label_shortfall
     return loss
 
@@ -495,9 +534,14 @@ def _path_losses_and_derivatives(
     """
     logits, weights = workspace
     for p in range(first, last):
-        b, node, i_score, loss = example_ids[p], labels[p], starts[p], 0.0
+        b = example_ids[p]
+        node = labels[p]
+        i_score = starts[p]
+        loss = 0.0
+
         while parents[node] >= 0:
-            begin, end = children[parents[node], 0], children[parents[node], 1]
+            begin = children[parents[node], 0]
+            end = children[parents[node], 1]
             products(rows, begin, end, z, b, -1, logits, 0)
             loss += _softmax_loss_and_derivatives(logits, weights, end - begin, node - begin)
             for i in range(end - begin):
@@ -505,9 +549,12 @@ def _path_losses_and_derivatives(
                 derivatives[i_score + i] = label_weights[p] * weights[0, i]
             i_score += end - begin
             node = parents[node]
+
         for i in range(top.shape[1]):
             logits[0, i] = top[b, i]
+
         loss += _softmax_loss_and_derivatives(logits, weights, top.shape[1], node)
         for i in range(top.shape[1]):
             d_top[b, i] += label_weights[p] * weights[0, i]
+
         losses[p] = label_weights[p] * loss

@@ -122,6 +122,7 @@ class InBatchLoss(Loss):
                 "`proposal` must be None with scheme='infonce', which corrects nothing, got a "
                 f"{type(proposal).__name__}; leave it out, or take scheme='masked'."
             )
+
         for name, sampler in (("proposal", proposal), ("extra", extra)):
             if sampler is not None or (name == "proposal" and scheme != _INFONCE):
                 require_instance(name, sampler, Sampler)
@@ -130,7 +131,10 @@ class InBatchLoss(Loss):
                     f"`{name}` must not look at contexts, got a {type(sampler).__name__}; take "
                     "for example a UnigramSampler of the counts of the labels."
                 )
-        self.proposal, self.extra = proposal, extra
+
+        self.proposal = proposal
+        self.extra = extra
+
         # sampled softmax, with labels of the batch and draws combined in one draw
         inner = "candidate_masked" if scheme == _INFONCE else scheme
         options = {"tau": self.tau, "normalize": self.normalize, "absolute": self.absolute}
@@ -147,6 +151,7 @@ class InBatchLoss(Loss):
                     f"`class_embeddings`, got a {type(sampler).__name__} over "
                     f"{sampler.num_classes}; make one of as many counts."
                 )
+
         if batch.targets.example_ids is not None:
             raise ValueError(
                 "`labels` must hold one label of each example for in-batch negatives, got a "
@@ -166,14 +171,17 @@ class InBatchLoss(Loss):
                 "a batch must have at least 2 examples for in-batch negatives, got 1; give larger "
                 "batches, or an `extra` sampler."
             )
+
         # All examples share one set of B labels. The scheme masks the example's own label, so that
         # B - 1 draws remain.
         ids = labels[None]
         if draw is not None:
             rows = len(draw.ids)
             ids = np.concatenate([np.repeat(ids, rows, axis=0), draw.ids], axis=1)
+
         # `label_log_counts` is subtracted from the label's logit, `added_loss` added to the loss
-        label_log_counts, added_loss = None, 0.0
+        label_log_counts = None
+        added_loss = 0.0
         if self.scheme == _INFONCE:
             # The label occurs c times among the draws. These hits are masked, and the label has the
             # logit o_t + log c instead, so that the sum is the same. That loss subtracts o_t + log
@@ -183,8 +191,10 @@ class InBatchLoss(Loss):
             label_log_counts = -added_loss
         else:
             log_counts = self._log_counts(ids, len(labels), draw)
+
         if self.scheme == "candidate_masked":
             label_log_counts = self._log_counts(labels[:, None], len(labels), draw)[:, 0]
+
         # the counts are passed as `log_inclusion`, because the draws have two distributions
         combined_draw = Draw(ids, log_counts - np.log(ids.shape[1]), log_counts)
         losses, saved = self._softmax._forward(batch, combined_draw, label_log_counts)
@@ -202,23 +212,32 @@ class InBatchLoss(Loss):
         classes = ids.reshape(1, -1)
         with np.errstate(divide="ignore"):  # a batch of one has no other labels
             log_counts: FloatArray = self.proposal.log_prob(None, classes) + np.log(size - 1.0)
+
         if draw is not None and self.extra is not None:
             num_drawn = draw.ids.shape[1] - len(getattr(self.extra, "certain", ()))
             extra_log_counts = self.extra.log_expected_count(None, classes, num_drawn)
             log_counts = np.logaddexp(log_counts, extra_log_counts)  # m q_j + U u_j
+
         if not np.isfinite(log_counts).all():
             raise self._zero_probability_error(
                 int(classes[0, np.argmin(np.isfinite(log_counts[0]))]), size
             )
+
         return log_counts.reshape(ids.shape)
 
     def _zero_probability_error(self, label: int, size: int) -> ValueError:
         """Return the error for a label of the batch that cannot be drawn."""
-        name, sampler, reason = "proposal", self.proposal, ""
+        name = "proposal"
+        sampler = self.proposal
+        reason = ""
         if self.extra is not None:
             reason = ", and `extra` does not draw it either"
+
         if size == 1:
-            name, sampler, reason = "extra", self.extra, ", and the batch has no other example"
+            name = "extra"
+            sampler = self.extra
+            reason = ", and the batch has no other example"
+
         return ValueError(
             f"`{name}` must give each label of the batch a probability above 0, got q = 0 for "
             f"label {label} by a {type(sampler).__name__}{reason}; give that class a count or "

@@ -23,7 +23,8 @@ from samplesoft.losses.sampled import LossKernel, SampledLoss, exp_in_place
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme, select
 
-_BUFFER_LOGITS = 1 << 10  # logits that `logistic_kernel` computes at a time; at least one row
+# logits that `logistic_kernel` computes at a time; at least one row
+_BUFFER_LOGITS = 1 << 10
 
 
 class LogisticLoss(SampledLoss):
@@ -229,13 +230,16 @@ def logistic_kernel(logits: FloatArray, losses: FloatArray, weight: float = 1.0)
     width = logits.shape[1]
     # several rows at a time, so that vector instructions are used for short rows too
     step = max(1, _BUFFER_LOGITS // width)
-    small, large = np.empty(step * width), np.empty(step * width)
+    small = np.empty(step * width)
+    large = np.empty(step * width)
+
     for first in range(0, len(logits), step):
         rows = logits[first : first + step]
         rows[:, 0] = -rows[:, 0]  # the label is the positive example
         softplus(rows.reshape(-1), small, large)
         for b in range(len(rows)):
-            label_index, draws = b * width, slice(b * width + 1, (b + 1) * width)
+            label_index = b * width
+            draws = slice(b * width + 1, (b + 1) * width)
             draw_losses = total(large[draws]) + total(small[draws])
             losses[first + b] = weight * (large[label_index] + small[label_index]) + draw_losses
             rows[b, 0] *= -weight
@@ -265,7 +269,9 @@ def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
 
     Overwrites rows by derivatives of that logit. It is -inf if all logits of a row are -inf.
     """
-    small, large = np.empty(logits.shape[1]), np.empty(logits.shape[1])
+    small = np.empty(logits.shape[1])
+    large = np.empty(logits.shape[1])
+
     for b in range(len(logits)):
         row = logits[b]
         softplus(row, small, large)
@@ -282,6 +288,7 @@ def add_softplus(scores: Floats, total: FloatArray) -> None:
     """Add ``log(1 + exp(score))`` for a block of scores (r, B) to the sums `total` (B,)."""
     size = len(total)
     small = np.empty(size)
+
     for j in range(len(scores)):
         row = scores[j]
         for b in range(size):

@@ -146,17 +146,23 @@ class MultilevelLoss(SampledLoss):
         """Draw a level for the batch, and then as many classes per example as the level needs."""
         generator = np.random.default_rng(int(stream_key(rng)))
         last = last_level(num_sampled, num_classes)
+
         # the batch shares the level; see Variance in the class docstring
         level = int(generator.geometric(1.0 - DECAY)) - 1
         if level < last:
-            num, probability = num_sampled << (level + 1), (1.0 - DECAY) * DECAY**level
+            num = num_sampled << (level + 1)
+            probability = (1.0 - DECAY) * DECAY**level
         else:  # the last level replaces all later ones, and completes the sum exactly
-            num, probability = num_sampled << last, DECAY**last
+            num = num_sampled << last
+            probability = DECAY**last
+
         draw = sample(num, generator)
         require_replacement(draw, type(self).__name__)
-        ids, log_q = draw.ids, draw.log_q
+        ids = draw.ids
+        log_q = draw.log_q
         if level >= last:
             ids, log_q = _append_all_classes(ids, log_q, num_classes, targets, self.excludes_label)
+
         return MultilevelDraw(ids, log_q, None, num_sampled, num, probability)
 
     def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
@@ -165,7 +171,10 @@ class MultilevelLoss(SampledLoss):
                 f"`draw` must be a MultilevelDraw, got {type(draw).__name__}; take it from "
                 f"{type(self).__name__}.draw, or let a SoftmaxLayer draw."
             )
-        block, num, probability = draw.num_sampled, draw.num_draws, draw.probability
+
+        block = draw.num_sampled
+        num = draw.num_draws
+        probability = draw.probability
         others = draw.ids.shape[1] - num
         is_valid = (
             1 <= block <= num and num % block == 0 and others >= 0 and 0.0 < probability <= 1.0
@@ -177,6 +186,7 @@ class MultilevelLoss(SampledLoss):
                 f"probability={probability} and ids of shape {draw.ids.shape}; take it from "
                 f"{type(self).__name__}.draw."
             )
+
         return LossKernel(multilevel_kernel, (block, num, 1.0 / probability))
 
 
@@ -187,15 +197,19 @@ def _append_all_classes(
 
     If `without_labels`, the label of each example is left out.
     """
-    size, batch = len(ids), len(targets.offsets())
+    size = len(ids)
+    batch = len(targets.offsets())
     require_bytes(
         f"all {n} classes of a batch of {batch}, which the last level of a multilevel loss takes,",
         (16.0 * size + 8.0 * batch) * (n + ids.shape[1]),
         "take smaller batches, or scheme='masked' with draws that the batch shares",
     )
     all_classes = np.arange(n)
-    if without_labels:  # 0, 1, ..., n - 1 without the label of each example
+
+    # 0, 1, ..., n - 1 without the label of each example
+    if without_labels:
         all_classes = all_classes[:-1] + (all_classes[:-1] >= targets.labels[:, None])
+
     all_classes = np.broadcast_to(all_classes, (size, all_classes.shape[-1]))
     return np.hstack([ids, all_classes]), np.hstack([log_q, np.zeros(all_classes.shape)])
 
@@ -211,22 +225,30 @@ def multilevel_kernel(
     times `_difference_of_halves` or `_difference_from_all`, minus the label's logit.
     """
     blocks = num_draws // block
-    max_logits, sums, derivatives = np.empty(blocks), np.empty(blocks), np.empty(blocks)
+    max_logits = np.empty(blocks)
+    sums = np.empty(blocks)
+    derivatives = np.empty(blocks)
+
     for p in range(len(logits)):
         row = logits[p]
         draw_logits = logits[p, 1 : 1 + num_draws]
         others = logits[p, 1 + num_draws :]
-        label, loss, label_derivative = row[0], 0.0, 0.0
+        label = row[0]
+        loss = 0.0
+        label_derivative = 0.0
+
         for b in range(blocks):
             # log S_b, scaled by the largest term of the block
             block_logits = draw_logits[b * block : (b + 1) * block]
             max_logits[b] = exp_relative_to_max(block_logits, label)
             sums[b] = total(block_logits)
             # the sum has weights 1 / (M q), a block 1 / (m q): multiply by the number of blocks
-            label_mass, sampled_mass = math.exp(label - max_logits[b]), blocks * sums[b]
+            label_mass = math.exp(label - max_logits[b])
+            sampled_mass = blocks * sums[b]
             loss += loss_from_masses(label_mass, sampled_mass, max_logits[b] - label)
             label_derivative -= sampled_mass / (label_mass + sampled_mass)
             derivatives[b] = 1.0 / (label_mass + sampled_mass)
+
         if len(others) > 0:
             difference, d_label = _difference_from_all(
                 label, max_logits, sums, derivatives, others, weight
@@ -235,6 +257,7 @@ def multilevel_kernel(
             difference, d_label = _difference_of_halves(
                 label, max_logits, sums, derivatives, weight
             )
+
         # the derivatives of a block's draws are their weights times one factor
         losses[p] = loss / blocks + difference
         row[0] = label_derivative / blocks + d_label
@@ -262,7 +285,8 @@ def _scaled_masses(
     A mass is a sum of ``exp(logit - max)``. `max_logits` and `sums` hold the max logit of each
     block, and the mass of its draws relative to that.
     """
-    max_logit, sampled_mass = row_max(max_logits), 0.0
+    max_logit = row_max(max_logits)
+    sampled_mass = 0.0
     for b in range(len(max_logits)):
         sampled_mass += sums[b] * math.exp(max_logits[b] - max_logit)
     return max_logit, math.exp(label - max_logit), sampled_mass
@@ -282,11 +306,15 @@ def _difference_of_halves(
     half = len(max_logits) // 2
     max_1, label_1, mass_1 = _scaled_masses(label, max_logits[:half], sums[:half])
     max_2, label_2, mass_2 = _scaled_masses(label, max_logits[half:], sums[half:])
-    whole_1, whole_2, max_logit = label_1 + 2.0 * mass_1, label_2 + 2.0 * mass_2, max(max_1, max_2)
-    draws_1, draws_2 = mass_1 * math.exp(max_1 - max_logit), mass_2 * math.exp(max_2 - max_logit)
+    whole_1 = label_1 + 2.0 * mass_1
+    whole_2 = label_2 + 2.0 * mass_2
+    max_logit = max(max_1, max_2)
+    draws_1 = mass_1 * math.exp(max_1 - max_logit)
+    draws_2 = mass_2 * math.exp(max_2 - max_logit)
     label_mass = math.exp(label - max_logit)
     whole = label_mass + draws_1 + draws_2
     u = (draws_1 - draws_2) / whole
+
     # Naively, log S - (log H_1 + log H_2) / 2. For small u it is about u**2 / 2, which the
     # subtraction of nearly equal logarithms would lose; for u near 1, 1 - u**2 loses its digits.
     if abs(u) < _SMALL_DIFFERENCE:
@@ -296,11 +324,14 @@ def _difference_of_halves(
         log_scale = 0.5 * ((max_logit - max_1) + (max_logit - max_2))
         difference = log_scale + math.log(whole) - 0.5 * (math.log(whole_1) + math.log(whole_2))
         label_derivative = 0.5 * u * (label_1 / whole_1 - label_2 / whole_2)
+
     # derivatives of the two halves have opposite signs
     for b in range(half):
         derivatives[b] += weight * u / whole_1 * math.exp(max_logits[b] - max_1)
+
     for b in range(half, len(max_logits)):
         derivatives[b] -= weight * u / whole_2 * math.exp(max_logits[b] - max_2)
+
     return weight * difference, weight * label_derivative
 
 
@@ -322,17 +353,23 @@ def _difference_from_all(
     """
     max_s, label_s, draws_s = _scaled_masses(label, max_logits, sums)
     max_z = exp_relative_to_max(others, label)
-    label_z, others_z = math.exp(label - max_z), total(others)
-    sum_s, sum_z = label_s + draws_s, label_z + others_z
+    label_z = math.exp(label - max_z)
+    others_z = total(others)
+    sum_s = label_s + draws_s
+    sum_z = label_z + others_z
     gap = (max_s - max_z) + (math.log(sum_s) - math.log(sum_z))  # log S - log Z
+
     if abs(gap) < _SMALL_DIFFERENCE:
         # the label's mass cancels in S - Z
         x = (draws_s * math.exp(max_s - max_z) - others_z) / sum_z
         gap = math.log1p(x)
     else:
         x = math.expm1(gap)
+
     for k in range(len(others)):
         others[k] *= -weight * x / sum_z
+
     for b in range(len(max_logits)):
         derivatives[b] += weight * x / sum_s * math.exp(max_logits[b] - max_s)
+
     return weight * (x - gap), -weight * x * (x * (label_s / sum_s))

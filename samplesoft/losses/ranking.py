@@ -132,17 +132,25 @@ def bpr_kernel(logits: FloatArray, losses: FloatArray) -> None:
 
     Overwrites rows of logits (P, 1 + m) by the gradient.
     """
-    small, large = np.empty(logits.shape[1] - 1), np.empty(logits.shape[1] - 1)
+    small = np.empty(logits.shape[1] - 1)
+    large = np.empty(logits.shape[1] - 1)
+
     for b in range(len(logits)):
-        label, draws, num_weighted = logits[b, 0], logits[b, 1:], 0
+        label = logits[b, 0]
+        draws = logits[b, 1:]
+        num_weighted = 0
+
         for k in range(len(draws)):
             num_weighted += draws[k] > -np.inf
             draws[k] -= label
+
         softplus(draws, small, large)
         weight = 1.0 / max(num_weighted, 1)
         losses[b] = weight * (total(large) + total(small))
+
         for k in range(len(draws)):
             draws[k] *= weight
+
         logits[b, 0] = -total(draws)
 
 
@@ -154,8 +162,12 @@ def warp_kernel(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) ->
     weight. Overwrites rows of logits (P, 1 + m) by the gradient.
     """
     for b in range(len(logits)):
-        label, draws, num_tried, derivative = logits[b, 0], logits[b, 1:], 0, 0.0
+        label = logits[b, 0]
+        draws = logits[b, 1:]
+        num_tried = 0
+        derivative = 0.0
         losses[b] = 0.0
+
         for k in range(len(draws)):
             margin = 1.0 + (draws[k] - label)
             num_tried += draws[k] > -np.inf
@@ -165,4 +177,5 @@ def warp_kernel(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) ->
                 derivative = harmonic[num_tried - 1]
                 losses[b] = derivative * margin
                 draws[k] = derivative
+
         logits[b, 0] = -derivative

@@ -220,11 +220,14 @@ def make_loss(name: str, **options: Any) -> Loss:
                 f"`{option}` must be left out for {name!r}, which says "
                 f"{option}={spec.fixed[option]!r}, got {options[option]!r}; take another name."
             )
+
     if spec.on_tree and "tree" not in options:
         raise TypeError(
             f"`tree` must be given for {name!r}; make one with samplesoft.losses.two_level_tree or "
             "huffman_tree."
         )
+
     if not spec.cuda:
         require_cpu(repr(name), options.pop("device", "cpu"))
+
     return spec.make(**spec.fixed, **options)

@@ -36,10 +36,13 @@ from samplesoft.schemes import Scheme, select
 
 Kernel = Callable[..., None]
 Seed = int | np.random.Generator | None
-Sample = Callable[[int, Seed], Draw]  # (num, rng) -> draws for the contexts of a batch
+# (num, rng) -> draws for the contexts of a batch
+Sample = Callable[[int, Seed], Draw]
 
-CHUNK_LOGITS = 1 << 14  # logits that a thread computes at a time; they fit into its cache
-_CHUNKS_PER_JOB = 8  # chunks in a job of a thread; waking a thread costs more than a smaller job
+# logits that a thread computes at a time; they fit into its cache
+CHUNK_LOGITS = 1 << 14
+# chunks in a job of a thread; waking a thread costs more than a smaller job
+_CHUNKS_PER_JOB = 8
 _NO_WEIGHTS = np.empty((0, 0))
 _UNIT_WEIGHTS = np.empty(0)
 _FLOAT = np.dtype(np.float64)
@@ -189,7 +192,8 @@ class SampledLoss(Loss):
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        targets, properties = batch.targets, self.properties
+        targets = batch.targets
+        properties = self.properties
         ids, log_counts = ids_and_log_counts(draw, batch.z.shape[0])
 
         # Scores of the labels (P,) and of the draws (B, m), and accidental hits.
@@ -199,16 +203,23 @@ class SampledLoss(Loss):
         assert draw is not None
         if self.with_replacement:
             require_replacement(draw, type(self).__name__)
+
         terms = self._kernel_for_draw(draw, batch.class_embeddings.shape[0])
         if self.needs_label_count:
             label_count = checked_label_counts(label_log_count, targets, properties)
+
         if self.absolute:
             label_logits = np.abs(label_logits)
             sampled_scores = np.abs(sampled_scores)  # a copy: derivatives overwrite it
+
         counts_draws_once = self.label_reduction == "ova"
-        keeps_label_hits, keeps_other_hits = properties.draws_label, not self.mask_other_labels
-        if counts_draws_once:  # hits of all labels of an example are treated alike
+        keeps_label_hits = properties.draws_label
+        keeps_other_hits = not self.mask_other_labels
+
+        # hits of all labels of an example are treated alike
+        if counts_draws_once:
             keeps_label_hits = keeps_other_hits = keeps_label_hits and keeps_other_hits
+
         # accidental hits are searched for only if some of them have no weight
         hit_starts = hit_stops = hit_columns = num_hits = cached_zeros(label_logits.shape[0])
         if scores.candidate_table[0, -1] > 0 and not (keeps_label_hits and keeps_other_hits):
@@ -229,9 +240,11 @@ class SampledLoss(Loss):
         weights = call_ignoring_overflow(np.exp, -log_counts) if terms.weighs_draws else _NO_WEIGHTS
         if terms.weighs_draws or not properties.corrects_draws:
             log_counts = np.zeros_like(log_counts)
+
         if self.offset != 0.0:
             label_logits = label_logits + self.offset
             log_counts = log_counts - self.offset  # adds the offset to the draws' logits
+
         if properties.corrects_label:
             label_logits = label_logits - label_count
         elif properties.divides_by_accepted:
@@ -256,16 +269,20 @@ class SampledLoss(Loss):
             keeps_other_hits=keeps_other_hits,
             counts_draws_once=counts_draws_once,
         )
+
         losses, d_labels, d_sampled = losses_and_derivatives(pairs, targets, terms, weights)
-        if self.absolute:  # chain rule: the derivative of |o| is the sign of o
+        # chain rule: the derivative of |o| is the sign of o
+        if self.absolute:
             d_labels *= np.sign(scores.label_scores)
             d_sampled *= np.sign(scores.sampled_scores)
+
         losses = (
             losses
             if targets.example_ids is None
             else call_ignoring_overflow(targets.per_example, losses)
         )
         self.require_usable_draws(losses)
+
         return losses, (scores, d_labels, d_sampled)
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
@@ -385,9 +402,13 @@ def losses_and_derivatives(
     label, the derivatives overwrite ``pairs.sampled_scores``. The loss of a pair is NaN if its
     label's logit is not finite.
     """
-    sampled_scores, num_pairs = pairs.sampled_scores, pairs.label_logits.shape[0]
-    width, dtype = 1 + sampled_scores.shape[1], _FLOAT
-    losses, d_labels = np.empty(num_pairs), np.empty(num_pairs, sampled_scores.dtype)
+    sampled_scores = pairs.sampled_scores
+    num_pairs = pairs.label_logits.shape[0]
+    width = 1 + sampled_scores.shape[1]
+    dtype = _FLOAT
+    losses = np.empty(num_pairs)
+    d_labels = np.empty(num_pairs, sampled_scores.dtype)
+
     if targets.example_ids is None or terms.merge is None:
         differentiate = make_row_differentiator(terms.kernel, terms.weighs_draws)
         d_sampled = sampled_scores if targets.example_ids is None else np.empty_like(sampled_scores)
@@ -398,6 +419,7 @@ def losses_and_derivatives(
             terms.kernel, terms.merge, pairs.keeps_label_hits or pairs.keeps_other_hits
         )
         d_sampled = np.empty(sampled_scores.shape)
+
     max_pairs = CHUNK_LOGITS // width or 1  # pairs in a chunk
     size = max(min(max_pairs, num_pairs) * width, 3 * (1 + width))
     if num_pairs <= _CHUNKS_PER_JOB * max_pairs:
@@ -409,7 +431,8 @@ def losses_and_derivatives(
         offsets = [*targets.offsets().tolist(), num_pairs]
 
         def differentiate_examples(examples: slice) -> None:
-            first, last = offsets[examples.start], offsets[examples.stop]
+            first = offsets[examples.start]
+            last = offsets[examples.stop]
             logits = np.empty(size, dtype)
             differentiate(
                 pairs, first, last, terms.parameters, weights, logits, losses, d_labels, d_sampled
@@ -421,6 +444,7 @@ def losses_and_derivatives(
             differentiate_examples,
             chunks(len(sampled_scores), max(1, _CHUNKS_PER_JOB * max_pairs // pairs_each)),
         )
+
     return (
         losses,
         d_labels,
@@ -450,10 +474,12 @@ def softmax_kernel(logits: FloatArray, losses: FloatArray) -> None:
         if max_logit != 0.0:
             for k in range(len(row)):
                 row[k] -= max_logit
+
     exp_in_place(logits.reshape(-1))  # one long array fills the vector registers
     for b in range(len(logits)):
         row = logits[b]
-        label_mass, sampled_mass = row[0], total(row[1:])
+        label_mass = row[0]
+        sampled_mass = total(row[1:])
         losses[b] = loss_from_masses(label_mass, sampled_mass, losses[b])
         scale = 1.0 / (label_mass + sampled_mass)
         for k in range(1, len(row)):
@@ -473,6 +499,7 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
         if merged[b] != -np.inf:
             for k in range(len(row)):
                 row[k] -= merged[b]
+
     # The derivative of logsumexp in a logit is the draw's fraction of the sum.
     exp_in_place(logits.reshape(-1))
     for b in range(len(logits)):

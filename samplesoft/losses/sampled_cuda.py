@@ -73,8 +73,10 @@ class Candidates(NamedTuple):
 
     rows: Any  # row of each candidate in the block
     order: Any  # candidates, sorted by class
-    offsets: Any  # (k,): index in `order` of the first candidate of each class
-    shared: bool  # whether candidates are B labels and m draws; else B times a label and m draws
+    # (k,): index in `order` of the first candidate of each class
+    offsets: Any
+    # whether candidates are B labels and m draws; else B times a label and m draws
+    shared: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +104,7 @@ class CudaPasses:
         labels = batch.targets.labels
         size = batch.z.shape[0]
         ids, log_q = _checked_draw(draw, size, batch.class_embeddings.shape[0])
+
         draws = Draws(
             ids=ids,
             log_q=log_q,
@@ -113,14 +116,17 @@ class CudaPasses:
             keeps_hits=loss.properties.draws_label,
             absolute=loss.absolute,
         )
+
         saved = self._score_candidates(batch, ids)
         losses = empty(size, np.float64)
         num_hits = empty(size, np.int64)
         launch_warps(softmax_rows, size, saved.d_scores, draws, losses, num_hits)
+
         if loss.excludes_label:
             pair = first_index_outside(num_hits, 0, 0)
             if pair is not None:
                 raise loss.label_in_draw_error(to_host(labels), pair)
+
         return losses.copy_to_host(), saved  # copying B losses costs no more than a sum
 
     def backward(self, batch: Batch, saved: _ForwardArrays, weights: FloatArray) -> Gradients:
@@ -141,6 +147,7 @@ class CudaPasses:
         )
         if saved.norms is not None:
             unit_rows_backward(d_block, saved.block, saved.norms)
+
         db = None if batch.biases is None else SparseRows(saved.classes, d_biases)
         return Gradients(dz, SparseRows(saved.classes, d_block), db)
 
@@ -154,12 +161,15 @@ class CudaPasses:
         launch_threads(list_candidates, listed.size, batch.targets.labels, ids, shared, listed)
         classes, rows, order, offsets = group_equal_ids(listed, batch.class_embeddings.shape[0])
         candidates = Candidates(rows, order, offsets, shared)
-        block, norms = take_rows(batch.class_embeddings, classes), None
+        block = take_rows(batch.class_embeddings, classes)
+        norms = None
         if self._loss.normalize:
             block, norms = unit_rows("class_embeddings", block, classes)
+
         biases = empty(0, dtype)
         if batch.biases is not None:
             biases = take_rows(batch.biases.reshape(-1, 1), classes).reshape(-1)
+
         scores = empty((size, 1 + m), dtype)
         launch_warps(score_candidates, scores.size, batch.z, block, biases, candidates, scores)
         return _ForwardArrays(scores, block, norms, classes, candidates)
@@ -179,8 +189,10 @@ def _checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
     """Return validated drawn classes, (B, m) or (1, m), and log-probabilities, on the device."""
     if not isinstance(draw, Draw):
         raise missing_draw_error(draw)
+
     if not on_device(draw.ids):
         checked_draw(draw, batch, n)
+
     ids, log_q = (
         contiguous(f"draw.{name}", value, dtype) if on_device(value) else to_device(value)
         for name, value, dtype in (("ids", draw.ids, np.int64), ("log_q", draw.log_q, np.float64))
@@ -190,9 +202,11 @@ def _checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
             "`draw` must be with replacement with device='cuda', got one without; compute on the "
             "processor."
         )
+
     require_draw_shapes(ids.shape, log_q.shape, batch)
     if first_index_outside(ids, 0, n - 1) is not None or first_index_not_finite(log_q) is not None:
         checked_draw(draw.to_host(), batch, n)  # raises
+
     return ids, log_q
 
 
@@ -207,6 +221,7 @@ def list_candidates(labels: Any, ids: Any, shared: bool, out: Any) -> None:
     m = ids.shape[1]
     if i >= out.shape[0]:
         return
+
     if shared:
         batch = labels.shape[0]
         out[i] = labels[i] if i < batch else ids[0, i - batch]
@@ -271,30 +286,37 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
     m = draws.ids.shape[1]
     if b >= scores.shape[0]:
         return
+
     row = b if draws.ids.shape[0] > 1 else 0
     hits = 0
     not_finite = 0 if abs(scores[b, 0]) < math.inf else 1
+
     for k in range(lane(), m, WARP_SIZE):
         hits += 1 if draws.ids[row, k] == draws.labels[b] else 0
         not_finite += 0 if abs(scores[b, 1 + k]) < math.inf else 1
+
     hits = warp_sum(hits)
     not_finite = warp_sum(not_finite)
     log_count = draws.log_m
     if draws.divides_by_accepted:
         log_count -= reject_correction(m, hits, draws.label_log_counts[b])
+
     label_score = float(scores[b, 0])
     label_logit = abs(label_score) if draws.absolute else label_score
     if draws.corrects_label:
         label_logit -= draws.label_log_counts[b]
+
     max_logit = label_logit
     for k in range(lane(), m, WARP_SIZE):
         max_logit = max(max_logit, draw_logit(float(scores[b, 1 + k]), draws, b, k, log_count))
+
     max_logit = warp_max(max_logit)
     # three passes over the scores, because a row of logits does not fit into registers
     drawn_mass = 0.0
     for k in range(lane(), m, WARP_SIZE):
         logit = draw_logit(float(scores[b, 1 + k]), draws, b, k, log_count)
         drawn_mass += math.exp(logit - max_logit)
+
     drawn_mass = warp_sum(drawn_mass)
     label_mass = math.exp(label_logit - max_logit)
     for k in range(lane(), m, WARP_SIZE):
@@ -302,6 +324,7 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
         logit = draw_logit(score, draws, b, k, log_count)
         probability = math.exp(logit - max_logit) / (label_mass + drawn_mass)
         scores[b, 1 + k] = probability * sign(score) if draws.absolute else probability
+
     if lane() == 0:
         derivative = label_derivative(label_mass, drawn_mass)
         scores[b, 0] = derivative * sign(label_score) if draws.absolute else derivative
@@ -317,6 +340,7 @@ def context_gradients(d_scores: Any, block: Any, candidates: Any, weights: Any, 
     batch, num = d_scores.shape
     if b >= batch:
         return
+
     # one lane per feature, so that the sum over draws has a fixed order
     for f in range(lane(), dz.shape[1], WARP_SIZE):
         total = dz.dtype.type(0)
@@ -338,24 +362,37 @@ def class_gradients(
     batch, num = d_scores.shape
     if g >= d_block.shape[0]:
         return
+
     # one warp sums all candidates of a class, so that no atomic operations are needed
     offsets = candidates.offsets
     start = offsets[g]
     stop = offsets[g + 1] if g + 1 < offsets.shape[0] else candidates.order.shape[0]
+
     # one more column than features: the bias, whose feature is 1
     for f in range(lane(), d_block.shape[1] + (1 if d_biases.shape[0] else 0), WARP_SIZE):
         is_bias = f == d_block.shape[1]
         total = d_block.dtype.type(0)
+
         for i in range(start, stop):
             candidate = candidates.order[i]
-            first, last, k = candidate, candidate + 1, 0  # the label of one example
+            # the label of one example
+            first = candidate
+            last = candidate + 1
+            k = 0
+
             if not candidates.shared:
-                first, last, k = candidate // num, candidate // num + 1, candidate % num
+                first = candidate // num
+                last = candidate // num + 1
+                k = candidate % num
             elif candidate >= batch:  # a draw that all examples share
-                first, last, k = 0, batch, candidate - batch + 1
+                first = 0
+                last = batch
+                k = candidate - batch + 1
+
             for b in range(first, last):
                 derivative = d_scores[b, k] * weights[b]
                 total += derivative if is_bias else derivative * z[b, f]
+
         if is_bias:
             d_biases[g] = total
         else:

@@ -28,8 +28,10 @@ from samplesoft.kernels.sort_ids import count_below, group_equal_ids
 from samplesoft.kernels.weights import row_max
 from samplesoft.samplers.base import Rows
 
-Floats = NDArray[Any]  # float32 or float64, the same for all arguments of a call
-_PREFETCHED_ROWS = 4  # rows to prefetch ahead of the one that is copied
+# float32 or float64, the same for all arguments of a call
+Floats = NDArray[Any]
+# rows to prefetch ahead of the one that is copied
+_PREFETCHED_ROWS = 4
 
 
 class Pairs(NamedTuple):
@@ -43,10 +45,12 @@ class Pairs(NamedTuple):
 
     label_logits: FloatArray  # (P,)
     sampled_scores: Rows  # (B, m)
-    log_counts: FloatArray  # (B, m) or (1, m): subtracted from the scores of draws
+    # (B, m) or (1, m): subtracted from the scores of draws
+    log_counts: FloatArray
     example_ids: IntArray  # (P,): example of each pair, ascending
     first_example: int  # example of row 0 of `sampled_scores`
-    label_weights: FloatArray  # (P,): weight of the pair in its example's loss; (0,) if all are 1
+    # (P,): weight of the pair in its example's loss; (0,) if all are 1
+    label_weights: FloatArray
     hit_starts: IntArray  # (P,)
     hit_stops: IntArray  # (P,)
     hit_columns: IntArray  # columns of `sampled_scores`
@@ -80,6 +84,7 @@ def list_candidates(
     """
     if not are_valid_draws(ids, log_counts, n):
         return -1
+
     candidates = out[0, :-1]
     copy_row(candidates, labels)
     copy_row(candidates[len(labels) :], ids.ravel())
@@ -89,8 +94,11 @@ def list_candidates(
     copy_row(out[3], order)
     copy_row(out[4], offsets)
     num_label_and_drawn = 0
-    for g in range(len(unique)):  # `order` lists the labels of a class before its draws
+
+    # `order` lists the labels of a class before its draws
+    for g in range(len(unique)):
         num_label_and_drawn += order[offsets[g]] < len(labels) <= order[offsets[g + 1] - 1]
+
     out[0, -1] = num_label_and_drawn
     return len(unique)
 
@@ -234,14 +242,19 @@ def score_shared_draws(
     num_unique = list_candidates(labels, ids, log_counts, len(rows), candidate_table)
     if num_unique < 0:
         return num_unique
-    pairs, m, classes = len(label_scores), sampled_scores.shape[1], candidate_table[0, :-1]
+
+    pairs = len(label_scores)
+    m = sampled_scores.shape[1]
+    classes = candidate_table[0, :-1]
     gather_rows(classes, rows, len(norms) > 0, block, norms)
     score_labels(block, np.arange(pairs), z, example_ids, 0, 0, pairs, label_scores)
+
     if multiply:
         if m > 0:
             # a contiguous copy makes the product faster
             np.dot(z, np.ascontiguousarray(block[pairs:].T), sampled_scores)
         add_biases_and_mark_not_finite(example_ids, classes, biases, label_scores, sampled_scores)
+
     return num_unique
 
 
@@ -259,7 +272,8 @@ def add_biases_and_mark_not_finite(
     the labels, followed by one shared set of draws, or by the draws of each example. `biases` (n,)
     may be empty.
     """
-    pairs, m = len(label_scores), sampled_scores.shape[1]
+    pairs = len(label_scores)
+    m = sampled_scores.shape[1]
     if len(biases) > 0:
         for p in range(pairs):
             # the sum is computed in the dtype of scores and biases
@@ -269,6 +283,7 @@ def add_biases_and_mark_not_finite(
             for k in range(m):
                 sampled_scores[b, k] += biases[candidates[first + k]]
             first += m if len(candidates) > pairs + m else 0
+
     nan_where_not_finite(label_scores, sampled_scores, example_ids, 0, 0)
 
 
@@ -298,10 +313,13 @@ def shared_draw_gradients(
     m = d_sampled.shape[1]
     order = candidate_table[3]
     offsets = candidate_table[4]
-    column, weighted = weights.astype(z.dtype), np.empty_like(z)
+    column = weights.astype(z.dtype)
+    weighted = np.empty_like(z)
+
     for b in range(len(z)):
         for f in range(z.shape[1]):
             weighted[b, f] = column[b] * z[b, f]
+
     if len(draw_gradients) == 0:
         draw_gradients = np.empty((m, z.shape[1]), z.dtype)
         if m > 0:
@@ -309,14 +327,17 @@ def shared_draw_gradients(
             np.dot(d_sampled.T, weighted, draw_gradients)
         else:
             dz[:] = 0.0
+
     class_gradients(d_labels, d_sampled, weighted, example_ids, draw_gradients, order, offsets, dW)
     add_label_context_gradients(d_labels, block, np.arange(pairs), example_ids, 0, 0, pairs, dz)
     for b in range(len(z)):
         for f in range(z.shape[1]):
             dz[b, f] *= column[b]
+
     if len(norms) > 0:
         # the block may have several equal rows for a class: take the first
-        unit, class_norms = np.empty_like(dW), np.empty(len(dW))
+        unit = np.empty_like(dW)
+        class_norms = np.empty(len(dW))
         for g in range(len(dW)):
             copy_row(unit[g], block[order[offsets[g]]])
             class_norms[g] = norms[order[offsets[g]]]
@@ -372,19 +393,30 @@ def class_gradients(
     empty. Candidates are numbered: first the labels, then the draws. Class g has the candidates
     ``order[offsets[g]:offsets[g + 1]]``; see `kernels.sort_ids.group_equal_ids`.
     """
-    pairs, m = len(d_labels), d_sampled.shape[1]
-    d_draws, total, one = d_sampled.ravel(), np.empty(out.shape[1]), d_labels.dtype.type(1)
+    pairs = len(d_labels)
+    m = d_sampled.shape[1]
+    d_draws = d_sampled.ravel()
+    total = np.empty(out.shape[1])
+    one = d_labels.dtype.type(1)
+
     for g in range(len(out)):
         start, stop = offsets[g], offsets[g + 1]
         for i in range(start, stop):
             index = order[i]
             draw = index - pairs
             if draw < 0:
-                factor, matrix, row = d_labels[index], z, example_ids[index]
+                factor = d_labels[index]
+                matrix = z
+                row = example_ids[index]
             elif len(draw_gradients) > 0:
-                factor, matrix, row = one, draw_gradients, draw
+                factor = one
+                matrix = draw_gradients
+                row = draw
             else:
-                factor, matrix, row = d_draws[draw], z, draw // m
+                factor = d_draws[draw]
+                matrix = z
+                row = draw // m
+
             if stop == start + 1:  # a single term needs no sum
                 for f in range(out.shape[1]):
                     out[g, f] = factor * matrix[row, f]
@@ -393,6 +425,7 @@ def class_gradients(
                     total[:] = 0.0
                 if factor != 0.0:
                     _add_multiple(factor, matrix, row, total)
+
         if stop > start + 1:
             copy_row(out[g], total)
 
@@ -415,10 +448,13 @@ def find_accidental_hits(
     examples together if `shares_draws`.
     """
     pairs = len(label_indices)
-    hit_starts, hit_stops = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
+    hit_starts = np.empty(pairs, np.int64)
+    hit_stops = np.empty(pairs, np.int64)
     hit_columns = np.empty(len(order), np.int64)
+
     for p in range(pairs):
-        i_begin, i_end = offsets[label_indices[p]], offsets[label_indices[p] + 1]
+        i_begin = offsets[label_indices[p]]
+        i_end = offsets[label_indices[p] + 1]
         first_draw = pairs + (0 if shares_draws else example_ids[p] * num_draws)
         i = i_begin + count_below(order[i_begin:i_end], first_draw)
         hit_starts[p] = i
@@ -426,6 +462,7 @@ def find_accidental_hits(
             hit_columns[i] = order[i] - first_draw
             i += 1
         hit_stops[p] = i
+
     return hit_starts, hit_stops, hit_columns
 
 
@@ -463,17 +500,21 @@ def write_pair_logits(pairs: Pairs, first_pair: int, logits: Floats) -> None:
     sampled_scores = pairs.sampled_scores
     log_counts = pairs.log_counts
     row = np.empty(logits.shape[1])
+
     for i in range(len(logits)):
         p = first_pair + i
         b = example_ids[p] - pairs.first_example
         count_row = b if len(log_counts) > 1 else 0
         row[0] = pairs.label_logits[p]
+
         for k in range(sampled_scores.shape[1]):
             row[1 + k] = sampled_scores[b, k] - log_counts[count_row, k]
+
         if has_draws(pairs, p):
             mask_hits(pairs, p, row)
         else:
             row[1:] = -np.inf
+
         shift = row_max(row) if logits.itemsize == 4 else 0.0
         for k in range(len(row)):
             logits[i, k] = row[k] - shift
@@ -499,12 +540,14 @@ def mask_hits(pairs: Pairs, p: int, row: FloatArray) -> None:
     The row (1 + m,) holds the logit of the label, followed by the logits of the draws.
     """
     example_ids = pairs.example_ids
-    first, last = p, p + 1
+    first = p
+    last = p + 1
     if not pairs.keeps_other_hits:  # hits of all labels of the example are masked
         while first > 0 and example_ids[first - 1] == example_ids[p]:
             first -= 1
         while last < len(example_ids) and example_ids[last] == example_ids[p]:
             last += 1
+
     for q in range(first, last):
         if not keeps_hits(pairs, p, q):
             for i in range(pairs.hit_starts[q], pairs.hit_stops[q]):
@@ -532,6 +575,7 @@ def scatter_logit_gradients(
     label_weights = pairs.label_weights
     width = d_logits.shape[1] - 1
     total = np.empty(width)  # float64: terms of several labels may cancel
+
     for i in range(len(d_logits)):
         p = first_pair + i
         b = example_ids[p] - pairs.first_example
@@ -540,6 +584,7 @@ def scatter_logit_gradients(
         d_labels[p] = label_weight * d_logits[i, 0]
         is_first = p == 0 or example_ids[p - 1] != example_ids[p]
         is_last = i + 1 == len(d_logits) or example_ids[p + 1] != example_ids[p]
+
         if is_first:
             for k in range(width):
                 total[k] = label_weight * d_logits[i, 1 + k]
@@ -549,6 +594,7 @@ def scatter_logit_gradients(
                     total[k] = d_sampled[b, k]
             for k in range(width):
                 total[k] += label_weight * d_logits[i, 1 + k]
+
         if is_last:
             for k in range(width):
                 d_sampled[b, k] = total[k]

@@ -216,6 +216,7 @@ class DoubleSumLoss(SampledLoss):
                 "`labels` must hold one label an example for DoubleSumLoss, got a matrix; make an "
                 "example, with a number in `log_sums`, of each pair of example and label."
             )
+
         if log_sums is not None:
             sums = as_real_array("log_sums", log_sums, (1,)).copy()
             if sums.shape != batch.targets.labels.shape:
@@ -224,6 +225,7 @@ class DoubleSumLoss(SampledLoss):
                     f"example of the batch, got {sums.shape}."
                 )
             batch = replace(batch, log_sums=sums)
+
         return self.forward_batch(batch, draw, label_log_count=label_log_count, weights=weights)
 
     def _forward(
@@ -235,14 +237,18 @@ class DoubleSumLoss(SampledLoss):
                 "`log_sums` must be given to DoubleSumLoss.forward, a number for each example of "
                 "the batch, got None; start from numpy.log(num_classes)."
             )
+
         losses, saved = super()._forward(batch, draw, label_log_count)
         assert draw is not None
+
         # a draw's derivative is its fraction of the sum: exp(o_j - o_t) / (m q_j) / exp(loss)
         with np.errstate(divide="ignore"):
             log_draw_ratios = np.log(np.abs(saved[2])) + draw.log_expected_count
+
         lower_bounds = np.logaddexp(0.0, losses + log_draw_ratios.max(axis=1))
         np.copyto(sums, lower_bounds, where=sums < lower_bounds - self.slack)
         gaps = losses - sums
+
         return sums + np.expm1(gaps), (saved, gaps)
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
@@ -265,12 +271,16 @@ def one_vs_each_kernel(logits: FloatArray, losses: FloatArray, weights: FloatArr
         label_logit = logits[b, 0]
         for k in range(width):
             logits[b, k] -= label_logit
-    small, large = np.empty(logits.size), np.empty(logits.size)
+
+    small = np.empty(logits.size)
+    large = np.empty(logits.size)
     softplus(logits.reshape(-1), small, large)
+
     for b in range(len(logits)):
         losses[b] = 0.0
         for k in range(1, width):
-            weight, index = weights[b, k - 1], b * width + k
+            weight = weights[b, k - 1]
+            index = b * width + k
             losses[b] += weight * (large[index] + small[index])
             logits[b, k] *= weight
         logits[b, 0] = -total(logits[b, 1:])

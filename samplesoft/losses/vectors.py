@@ -20,10 +20,12 @@ def require_finite_rows(rows: Rows, first: int = 0) -> None:
     """Raise if class vectors (r, d) are not finite; row 0 belongs to the class `first`."""
     if isinstance(rows, RemoteRows):  # the optimizers on the other machines check every update
         return
+
     with np.errstate(over="ignore", invalid="ignore"):
         # one pass that allocates nothing; if the sum is not finite, each row is checked below
         if np.isfinite(rows.sum()):
             return
+
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
         raise ValueError(

@@ -20,9 +20,13 @@ def adagrad_rows(
     A step divides the gradient by the root of the sum of all squared gradients so far, which is the
     only state. `hyper_parameters` are the learning rate, epsilon and the initial sum.
     """
-    rate, epsilon, initial = hyper_parameters[0], hyper_parameters[1], hyper_parameters[2]
+    rate = hyper_parameters[0]
+    epsilon = hyper_parameters[1]
+    initial = hyper_parameters[2]
+
     for i in range(len(ids)):
-        gradient, row = gradients[i], parameters[ids[i]]
+        gradient = gradients[i]
+        row = parameters[ids[i]]
         square = states[0][ids[i]]
         for c in range(len(row)):
             # `initial` is added here, not to the state, so that the state of unused rows stays 0

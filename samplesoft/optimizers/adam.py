@@ -24,11 +24,17 @@ def adam_rows(
     - ``1 / sqrt(1 - beta2**t)``, the bias correction of the root of the second average;
     - epsilon.
     """
-    rate, new_first, new_second = hyper_parameters[0], hyper_parameters[1], hyper_parameters[2]
-    correction, epsilon = hyper_parameters[3], hyper_parameters[4]
+    rate = hyper_parameters[0]
+    new_first = hyper_parameters[1]
+    new_second = hyper_parameters[2]
+    correction = hyper_parameters[3]
+    epsilon = hyper_parameters[4]
+
     for i in range(len(ids)):
-        gradient, row = gradients[i], parameters[ids[i]]
-        mean, square = states[0][ids[i]], states[1][ids[i]]
+        gradient = gradients[i]
+        row = parameters[ids[i]]
+        mean = states[0][ids[i]]
+        square = states[1][ids[i]]
         for c in range(len(row)):
             g = gradient[c]
             # With beta = 0 this forgets the old mean exactly. The shorter mean + new * (g - mean)

@@ -127,6 +127,7 @@ class Optimizer(ABC):
         """
         require_mapping("parameters", parameters)
         require_mapping("gradients", gradients)
+
         # validate everything before the first update, so that an error in the second parameter
         # leaves the first unchanged
         updates: dict[str, Update] = {}
@@ -140,9 +141,11 @@ class Optimizer(ABC):
             if self._state_names:
                 update.states = self._writable_states(update)
             updates[name] = update
+
         # Adam's corrections need the step number; it is decremented again if the step is rejected
         hyper_parameters = self.advance()
         max_hyper_parameter = max(hyper_parameters)
+
         for name in updates:
             dtype = updates[name].table.dtype
             # a rate beyond float32 would become infinite in the kernel; NaN fails too
@@ -152,9 +155,11 @@ class Optimizer(ABC):
                     f"`learning_rate` must be within the range of {dtype} for {name!r}, got "
                     f"{self.learning_rate}; lower it."
                 )
+
         for name in updates:
             update = updates[name]
-            table, states = update.table, update.states
+            table = update.table
+            states = update.states
             self._state[name] = states
             if self._state_names:
                 states = tuple([state.reshape(table.shape) for state in states])
@@ -190,16 +195,19 @@ class Optimizer(ABC):
 
     def _writable_states(self, update: Update) -> tuple[Array, ...]:
         """Return the states of a parameter as writable arrays; zeros at its first gradient."""
-        like, arrays = update.parameter, update.backend
+        like = update.parameter
+        arrays = update.backend
         before = self._state.get(update.name)
         if before is None:
             # allocated only now, so that parameters without gradients need no memory for states
             return tuple(
                 arrays.to_device(np.zeros(like.shape, like.dtype)) for _ in self._state_names
             )
+
         state = tuple(map(arrays.writable, before))
         for array in state:
             _require_shape_and_dtype_of(update.name, like, array)
+
         return state
 
     def state(self) -> dict[str, Array]:
@@ -236,6 +244,7 @@ class Optimizer(ABC):
         steps = as_array("state['steps']", state.get("steps"))
         if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
             raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
+
         # a key is "name of the state/name of the parameter"; only the latter may contain slashes
         parameters = [name.split("/", 1)[-1] for name in state if name != "steps"]
         # each parameter has all its state arrays, or none
@@ -245,12 +254,14 @@ class Optimizer(ABC):
                 f"`state` of {type(self).__name__} must have {', '.join(sorted(expected))}; got "
                 f"{', '.join(sorted(state))}; load the state of an optimizer of the same class."
             )
+
         # all arrays are validated before any is assigned, so that a rejected state changes nothing
         loaded = {
             key: tuple(_checked_state_array(f"{name}/{key}", state) for name in self._state_names)
             for key in parameters
         }
-        self.steps, self._state = int(steps), loaded
+        self.steps = int(steps)
+        self._state = loaded
 
 
 def _require_shape_and_dtype_of(name: str, parameter: Array, state: Array) -> None:

@@ -20,13 +20,13 @@ def momentum_rows(
     gradient and velocity. `hyper_parameters` are the decay factor of the velocity, and the
     coefficients of gradient and velocity in the step.
     """
-    momentum, gradient_rate, velocity_rate = (
-        hyper_parameters[0],
-        hyper_parameters[1],
-        hyper_parameters[2],
-    )
+    momentum = hyper_parameters[0]
+    gradient_rate = hyper_parameters[1]
+    velocity_rate = hyper_parameters[2]
+
     for i in range(len(ids)):
-        gradient, row = gradients[i], parameters[ids[i]]
+        gradient = gradients[i]
+        row = parameters[ids[i]]
         velocity = states[0][ids[i]]
         for c in range(len(row)):
             # Polyak's step is a multiple of v, Nesterov's of g + mu v: the two rates select one

@@ -20,7 +20,8 @@ def sgd_rows(
     """
     rate = hyper_parameters[0]
     for i in range(len(ids)):
-        gradient, row = gradients[i], parameters[ids[i]]
+        gradient = gradients[i]
+        row = parameters[ids[i]]
         for c in range(len(row)):
             row[c] -= rate * gradient[c]
 

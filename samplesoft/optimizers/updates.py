@@ -19,7 +19,8 @@ Array = NDArray[Any]
 MAX_FLOAT = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
 _INT64 = np.dtype(np.int64)
 _ROW_0 = np.zeros(1, np.int64)  # ids of a table with one row
-_SQUARES_MARGIN = 2.0**-10  # so that the sum of a million squared gradients is finite
+# so that the sum of a million squared gradients is finite
+_SQUARES_MARGIN = 2.0**-10
 
 
 def largest_gradient(dtype: np.dtype[Any], squares: bool) -> Any:
@@ -46,7 +47,8 @@ class Update:
     name: str
     parameter: Array
     backend: Backend  # of the parameter's device
-    table: Array  # (n, d): the parameter, or (1, parameter.size) for a dense gradient
+    # (n, d): the parameter, or (1, parameter.size) for a dense gradient
+    table: Array
     ids: IntArray  # (k,): rows of the table with a gradient
     rows: Array  # (k, d): the gradient
     states: tuple[Array, ...] = ()  # of the shape of the parameter
@@ -81,28 +83,35 @@ def checked_update(name: str, parameter: Any, gradient: Any, squares: bool) -> U
         )
     else:
         update = _converted_update(name, parameter, gradient)
+
     table = update.table
-    limit, max_float = _GRADIENT_LIMITS[squares][table.dtype], _GRADIENT_LIMITS[False][table.dtype]
+    limit = _GRADIENT_LIMITS[squares][table.dtype]
+    max_float = _GRADIENT_LIMITS[False][table.dtype]
     if not update.backend.is_step_safe(update.ids, update.rows, table, limit, max_float):
         raise _update_error(update, gradient, float(limit))
+
     return update
 
 
 def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
     """Return the update for any valid parameter and gradient, converted to arrays for kernels."""
     device = device_of(parameter)
-    arrays, on_gpu = backend(device), device != "cpu"
+    arrays = backend(device)
+    on_gpu = device != "cpu"
     if not on_gpu:
         require_updatable("parameters", name, parameter)
+
     parameter = arrays.viewed(parameter)
     if on_gpu and not (parameter.dtype in MAX_FLOAT and parameter.flags["C_CONTIGUOUS"]):
         raise TypeError(
             f"`parameters` must hold C-contiguous arrays of float32 or float64, got "
             f"{parameter.dtype} with strides {parameter.strides} for {name!r}."
         )
+
     parameter_shape = tuple(parameter.shape)
     if isinstance(gradient, SparseRows):
-        given_ids, values = gradient.ids, gradient.rows
+        given_ids = gradient.ids
+        values = gradient.rows
         if not (on_gpu and on_device(given_ids)):
             given_ids = _checked_row_ids(name, given_ids, parameter_shape)
         # one integer type, so that kernels are compiled only once
@@ -110,16 +119,20 @@ def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
         shape = (ids.shape[0], *parameter_shape[1:])
         table = parameter.reshape(parameter_shape[0], prod(parameter_shape[1:]))
     else:
-        values, shape = gradient, parameter_shape
+        values = gradient
+        shape = parameter_shape
         ids = arrays.to_device(_ROW_0)
         table = parameter.reshape(1, prod(parameter_shape))
+
     if not (on_gpu and on_device(values)):
         _require_floats(name, values)
+
     # a float64 gradient of a float32 parameter is cast once; values that overflow become infinite,
     # and are rejected below
     rows = arrays.as_dtype(f"gradients[{name!r}]", values, parameter.dtype)
     if rows.shape != shape:
         raise _shape_error(name, rows.shape, shape, parameter_shape, gradient)
+
     columns = (ids.shape[0], table.shape[1])
     rows = rows if shape == columns else rows.reshape(columns)
     return Update(name=name, parameter=parameter, backend=arrays, table=table, ids=ids, rows=rows)
@@ -130,7 +143,9 @@ def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
 
     `gradient` is the object that the caller passed, before conversion.
     """
-    name, table, arrays = update.name, update.table, update.backend
+    name = update.name
+    table = update.table
+    arrays = update.backend
     if not arrays.are_increasing_row_ids(update.ids, table.shape[0]):
         ids = to_host(update.ids)
         return ValueError(
@@ -138,6 +153,7 @@ def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
             f"{name!r}, got {ids[:5].tolist()}{'...' if len(ids) > 5 else ''}; add up rows that "
             "have the same id first."
         )
+
     index = arrays.first_index_outside(update.rows, -limit, limit)
     if index is not None:
         values = gradient.rows if isinstance(gradient, SparseRows) else gradient
@@ -146,6 +162,7 @@ def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
             f"`gradients` must be finite, and at most {limit:.2g} for a {table.dtype} parameter, "
             f"got {worst} for {name!r}; clip it, or look for the first step that is too large."
         )
+
     return ValueError(
         f"`parameters` must be finite, got NaN or infinity in a row of {name!r} that has a "
         "gradient; training has diverged: go back to a checkpoint, and lower the learning "

@@ -226,6 +226,7 @@ class SampledSoftmaxRecommender:
                 f"`user_items` must hold items of some users, got a matrix {interactions.shape} "
                 "of zeros."
             )
+
         require_callbacks(callbacks)
         with report_compilation(bool(self.verbose)), unchanged_on_error(self):
             trained = train_recommender(self, interactions, callbacks)
@@ -236,6 +237,7 @@ class SampledSoftmaxRecommender:
             self.loss_curve_ = trained.losses
             self.validation_scores_ = trained.scores
             self.resolved_ = trained.resolved
+
         return self
 
     def recommend(
@@ -284,7 +286,8 @@ class SampledSoftmaxRecommender:
             If an argument is malformed.
         """
         self._require_fitted()
-        length, num_items = as_count("N", N), len(self.item_factors)
+        length = as_count("N", N)
+        num_items = len(self.item_factors)
         exclude_liked = as_flag("filter_already_liked_items", filter_already_liked_items)
         recalculate = as_flag("recalculate_user", recalculate_user)
         single = as_array("userids", userids).ndim == 0
@@ -297,11 +300,13 @@ class SampledSoftmaxRecommender:
                 f"`userids` must be below {len(self.user_factors)}, the number of users, got "
                 f"{ids.max()}; call partial_fit_users, or pass recalculate_user=True."
             )
+
         vectors = (
             user_vectors(self._embedding, histories) if recalculate else self.user_factors[ids]
         )
         excluded = _excluded_mask(num_items, filter_items, items)
         exclusions = {"leave_out": histories if exclude_liked else None, "absent": excluded}
+
         return best_items(vectors, self.item_factors, length, single, **exclusions)
 
     def evaluate(
@@ -355,6 +360,7 @@ class SampledSoftmaxRecommender:
                 "of each user "
                 "out of what the recommender is given, and pass them here."
             )
+
         users = np.flatnonzero(np.diff(hidden_items.indptr))
         checked_users = users[:_MAX_COMPARED_USERS]
         uses_given, uses_hidden = (
@@ -367,6 +373,7 @@ class SampledSoftmaxRecommender:
                 "its vectors of these users are made from, and `user_items` has others; pass what "
                 "`fit` was given first, and the hidden items second."
             )
+
         ranks_by_chunk = []
         for chunk in row_chunks((len(users), interactions.shape[1]), 1 << 23):
             rows = users[chunk]
@@ -376,9 +383,11 @@ class SampledSoftmaxRecommender:
             ranks_by_chunk.append(
                 (chunk_ranks.ranks, chunk_ranks.num_candidates, examples, chunk_ranks.num_tied)
             )
+
         ranks, sizes, examples, num_tied = map(np.concatenate, zip(*ranks_by_chunk, strict=True))
         targets = TargetRanks(ranks, sizes, examples, num_tied=num_tied)
         metrics = sampled_metrics(targets, 1 if sampled is None else sampled, k)
+
         return metrics.full if sampled is None else metrics.expected
 
     def similar_items(self, itemid: ArrayLike, N: int = 10) -> Lists:
@@ -464,6 +473,7 @@ class SampledSoftmaxRecommender:
         ids = _checked_user_ids(userids)
         if len(np.unique(ids)) < len(ids):
             raise ValueError("`userids` must hold each user once; add the rows of a user up.")
+
         vectors = user_vectors(self._embedding, self._checked_histories(user_items, len(ids)))
         old_factors = self.user_factors
         num_users = max(len(old_factors), int(ids.max(initial=-1)) + 1)
@@ -472,12 +482,14 @@ class SampledSoftmaxRecommender:
             num_users * old_factors[:1].nbytes,
             "number users from 0 without gaps",
         )
+
         # users in a gap between old and new ones have the vector of an empty history
         empty_vector = user_vectors(self._embedding, Matrix((1, len(self.item_factors))))
         added = empty_vector.repeat(num_users - len(old_factors), axis=0)
         users = np.concatenate([old_factors, added])
         users[ids] = vectors
         self.user_factors = users
+
         return self
 
     def save(self, path: str | Path) -> None:
@@ -539,6 +551,7 @@ class SampledSoftmaxRecommender:
                 recommender.resolved_ = Resolved(model, **resolved)
             recommender._embedding = Linear(*recommender.item_factors.shape)
             copy_arrays(path, array_group("embedding", arrays), recommender._embedding.parameters)
+
         return recommender
 
     def _checked_histories(self, user_items: Any, batch: int) -> Matrix:
@@ -547,12 +560,14 @@ class SampledSoftmaxRecommender:
                 "`user_items` must hold what the users have taken, got None; pass their rows, or "
                 "filter_already_liked_items=False."
             )
+
         histories = as_interactions("user_items", user_items, len(self.item_factors))
         if histories.shape[0] != batch:
             raise ValueError(
                 f"`user_items` must have a row for each of the {batch} users, got "
                 f"{histories.shape[0]}; pass user_items[userids]."
             )
+
         return histories
 
     def _user_vectors_match(self, histories: Matrix, users: IntArray) -> bool:

@@ -57,7 +57,9 @@ Matrix = sparse.csr_array
 
 _AUTO = "auto"  # value of `propagation`: choose its weight by validation
 # default number of draws: a tenth of the items, within these limits
-_MIN_DRAWS, _MAX_DRAWS, _ITEMS_PER_DRAW = 1000, 4000, 10
+_MIN_DRAWS = 1000
+_MAX_DRAWS = 4000
+_ITEMS_PER_DRAW = 10
 # labels have weights, which one versus all does not support
 _LOSS_NAMES = [
     name
@@ -69,17 +71,22 @@ _LOSS_NAMES = [
 ]
 
 _TRAINING_STREAM, _START_STREAM, _HELD_OUT_STREAM = range(3)  # random streams derived from the seed
-_DROPOUT_STREAM = 100  # random stream of the dropout of items; `LinearTask` uses smaller numbers
-_KEPT_LABEL_WEIGHT = 0.3  # label weight of an item that dropout leaves in the history; else 1
-_RANDOM_SCALE = 0.1  # factor of the random initial values that complete singular vectors
+# random stream of the dropout of items; `LinearTask` uses smaller numbers
+_DROPOUT_STREAM = 100
+# label weight of an item that dropout leaves in the history; else 1
+_KEPT_LABEL_WEIGHT = 0.3
+# factor of the random initial values that complete singular vectors
+_RANDOM_SCALE = 0.1
 
 # randomized singular vectors: extra directions, and number of power iterations
-_OVERSAMPLING, _POWER_ITERATIONS = 16, 3
+_OVERSAMPLING = 16
+_POWER_ITERATIONS = 3
 
 _LIST_LENGTH = 20  # items per list in validation
 _MAX_VALIDATION_USERS = 2000  # maximum number of users with hidden items
 _PROPAGATION_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # candidates for "auto"
-_EPOCH_WEIGHT = 0.05  # propagation weight for scoring epochs, before the final weight is chosen
+# propagation weight for scoring epochs, before the final weight is chosen
+_EPOCH_WEIGHT = 0.05
 _DEFAULT_WEIGHT = 0.1  # propagation weight if nothing is held out
 _USERS_AT_A_TIME = 1024  # users per chunk
 _ENTRIES_AT_A_TIME = 1 << 18  # entries per chunk
@@ -89,27 +96,34 @@ def checked_settings(recommender: Any, num_items: int = 2) -> FitSettings:
     """Check the parameters of a recommender, and return its training settings."""
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
         as_count(name, getattr(recommender, name))
+
     for name in ("learning_rate", "negative_weight"):
         as_positive(name, getattr(recommender, name))
+
     as_nonnegative("dropout", recommender.dropout, below=1.0)
     as_choice("schedule", recommender.schedule, SCHEDULES)
     as_nonnegative("warmup", recommender.warmup, below=1.0)
+
     for name in ("early_stopping", "verbose"):
         as_flag(name, getattr(recommender, name))
+
     fraction = as_nonnegative("validation_fraction", recommender.validation_fraction, below=1.0)
     if fraction == 0.0:
         raise ValueError(
             "`validation_fraction` must be greater than 0, got 0; or turn `early_stopping` off."
         )
+
     weight = recommender.propagation
     if not isinstance(weight, str):
         as_nonnegative("propagation", weight)
     elif weight != _AUTO:
         raise ValueError(f"`propagation` must be a number or 'auto', got {short_repr(weight)}.")
+
     as_choice("loss", recommender.loss, _LOSS_NAMES)
     num_sampled = recommender.num_sampled
     if num_sampled is None:
         num_sampled = min(max(num_items // _ITEMS_PER_DRAW, _MIN_DRAWS), _MAX_DRAWS)
+
     model = {
         "loss": recommender.loss,
         "sampler": recommender.sampler,
@@ -119,6 +133,7 @@ def checked_settings(recommender: Any, num_items: int = 2) -> FitSettings:
         "embedding_dim": recommender.embedding_dim,
         "negative_weight": recommender.negative_weight,
     }
+
     return FitSettings(
         model=model,
         batch_size=recommender.batch_size,
@@ -159,21 +174,26 @@ def train_recommender(
     The callbacks `more_callbacks` are called after the built-in ones.
     """
     settings = checked_settings(recommender, interactions.shape[1])
-    active, num_users = np.flatnonzero(np.diff(interactions.indptr)), interactions.shape[0]
+    active = np.flatnonzero(np.diff(interactions.indptr))
+    num_users = interactions.shape[0]
     if len(active) < num_users:  # users without items are left out
         interactions = interactions[active]
+
     trained = _train_model(recommender, interactions, settings, more_callbacks)
     model = trained.model
     users = user_vectors(model.embedding, interactions)  # from all items, also held-out ones
     items = model.class_vectors()
+
     if trained.propagation_weight:
         user_sums = sparse_product(transposed(normalized_graph(interactions)), users)
         items = propagated(items, user_sums, trained.propagation_weight)
+
     if len(active) < num_users:
         active_users = users
         empty_vector = user_vectors(model.embedding, Matrix((1, interactions.shape[1])))
         users = empty_vector.repeat(num_users, axis=0)
         users[active] = active_users
+
     return TrainedRecommender(
         embedding=model.embedding,
         item_vectors=items,
@@ -193,12 +213,14 @@ def _train_model(
 ) -> _TrainedModel:
     """Return a model trained on interactions (users, items), and the chosen propagation weight."""
     key = stream_key(recommender.random_state, "random_state")
-    held_out, training_items = None, interactions
+    held_out = None
+    training_items = interactions
     if recommender.early_stopping:
         held_out = HeldOut(
             interactions, recommender.validation_fraction, derive_seed(key, _HELD_OUT_STREAM)
         )
         training_items = held_out.remaining
+
     num_items = training_items.shape[1]
     sizes = np.diff(training_items.indptr)
     rows = np.flatnonzero(sizes)
@@ -209,11 +231,14 @@ def _train_model(
     task = RecommenderTask(num_items, num_items, resolved.model, item_counts, seed)
     task.dropout = recommender.dropout
     optimizer = make_optimizer(resolved.optimizer, resolved.learning_rate)
-    model, graph = task.model, normalized_graph(training_items)
+    model = task.model
+    graph = normalized_graph(training_items)
+
     # the rank of the interactions is at most the number of users, and of items with a user
     rank = min(interactions.shape[0], int(np.count_nonzero(column_counts(interactions))))
     with progress_phase(recommender.verbose, "singular vectors"):
         _initialise_from_singular_vectors(model, graph, rank, derive_seed(key, _START_STREAM))
+
     # the loss of a user is a mean over items; these weights give all items equal influence
     examples = Examples(training_items, training_items, sizes / sizes[rows].mean())
     task.use(examples, rows, resolved.batch_size)
@@ -225,7 +250,8 @@ def _train_model(
     def ndcg(weights: Sequence[float]) -> list[float]:
         """Return nDCG at 20 on the held-out items for each propagation weight."""
         assert held_out is not None
-        users, items = user_vectors(model.embedding, training_items), model.class_vectors()
+        users = user_vectors(model.embedding, training_items)
+        items = model.class_vectors()
         user_sums = np.zeros_like(items)
         if any(weights):
             # transposed only if needed, because the transpose is as large as the graph
@@ -243,8 +269,10 @@ def _train_model(
             KeepBest(average),
             EarlyStop(recommender.n_iter_no_change),
         ]
+
     if recommender.verbose:
         callbacks.append(EpochBar(resolved.epochs, "ndcg_at_20", score))
+
     report_line(recommender.verbose, f"fit: {resolved}")
     progress = fit(
         task,
@@ -254,11 +282,13 @@ def _train_model(
         callbacks=[*callbacks, *more_callbacks],
         guard=divergence_as_value_error,
     )
+
     losses = [epoch["train_loss"] for epoch in progress.history]
     scores = [] if score is None else score.scores
     if weight == _AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):
             weight = _PROPAGATION_WEIGHTS[int(np.argmax(ndcg(_PROPAGATION_WEIGHTS)))]
+
     return _TrainedModel(
         model=model, propagation_weight=weight, losses=losses, scores=scores, resolved=resolved
     )
@@ -355,7 +385,9 @@ def hide_items(
     users = np.sort(held_out_order(eligible, seed)[: int(np.ceil(user_fraction * len(eligible)))])
     chosen = np.zeros(user_items.shape[0], bool)
     chosen[users] = True
-    hidden, random = np.empty(user_items.nnz, bool), np.random.default_rng(seed)
+    hidden = np.empty(user_items.nnz, bool)
+    random = np.random.default_rng(seed)
+
     for chunk in entry_chunks(user_items):
         example_ids, entries = row_of_each_entry(user_items, chunk)
         random_keys = random.random(len(example_ids))
@@ -366,6 +398,7 @@ def hide_items(
         hidden[entries] = chosen[chunk][example_ids] & (
             rank < np.maximum(1, sizes // 5)[example_ids]
         )
+
     return select_entries(user_items, ~hidden), users, select_entries(user_items, hidden)[users]
 
 
@@ -375,7 +408,8 @@ def normalized_graph(user_items: Matrix) -> Matrix:
     An entry is divided by the square roots of two degrees: the sum of its user's weights, and the
     sum of its item's weights.
     """
-    unit, row_chunks = max(1.0, float(user_items.data.max(initial=0.0))), entry_chunks(user_items)
+    unit = max(1.0, float(user_items.data.max(initial=0.0)))
+    row_chunks = entry_chunks(user_items)
     user_degrees, item_degrees = map(np.zeros, user_items.shape)
     values = np.empty(user_items.nnz, np.float32)
 
@@ -390,10 +424,13 @@ def normalized_graph(user_items: Matrix) -> Matrix:
         )
         # in sequence, so that the order of additions does not depend on the chunks
         np.add.at(item_degrees, user_items.indices[entries], positive_weights(entries))
+
     for chunk in row_chunks:
         example_ids, entries = row_of_each_entry(user_items, chunk)
-        user_roots, items = np.sqrt(user_degrees[chunk][example_ids]), user_items.indices[entries]
+        user_roots = np.sqrt(user_degrees[chunk][example_ids])
+        items = user_items.indices[entries]
         values[entries] = positive_weights(entries) / user_roots / np.sqrt(item_degrees[items])
+
     return sparse.csr_array((values, user_items.indices, user_items.indptr), user_items.shape)
 
 
@@ -414,12 +451,15 @@ def item_singular_vectors(
     transpose = transposed(graph)
     basis = 2.0 * uniform_block(np.uint64(seed), graph.shape[1], width) - 1.0
     basis = basis.astype(np.float32)
+
     for _ in range(_POWER_ITERATIONS):
         basis, _ = np.linalg.qr(sparse_product(transpose, sparse_product(graph, basis)))
+
     small = sparse_product(graph, basis)
     # `eigh` sorts by the squares of the singular values, ascending; they are precise enough
     _, vectors = np.linalg.eigh(small.T @ small)
     directions: Rows = basis @ vectors[:, ::-1][:, :num_directions]
+
     return directions
 
 
@@ -439,6 +479,7 @@ class HeldOut:
                 "`early_stopping` needs users with at least two items, to hide some of them, got "
                 "none; turn it off."
             )
+
         self.remaining, self._users, self._hidden = hide_items(
             user_items, min(user_fraction, _MAX_VALIDATION_USERS / num_eligible), seed
         )
