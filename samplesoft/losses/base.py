@@ -327,7 +327,7 @@ class Loss(ABC):
             offsets = arrays.vector("biases", biases, rows.shape[0], rows.dtype)
 
         norms = None
-        if self.normalize:  # a copy: the caller's array is not changed
+        if self.normalize:  # in a copy, so that the caller's array does not change
             contexts, norms = unit_rows("h", arrays.copied(contexts))
 
         z = contexts if self.tau == 1.0 else arrays.times(contexts, self.tau)
@@ -354,7 +354,7 @@ class Loss(ABC):
     ) -> tuple[Any, Cache]:
         """Compute the loss as `forward` does, for a batch from `check_batch`."""
         per_example = checked_weights(weights, batch.z.shape[0], self.reduction, batch.z.dtype)
-        # no warnings: losses that are not finite raise an error below
+        # warnings are suppressed, because losses that are not finite raise an error below
         if self._may_warn:
             losses, saved = call_ignoring_overflow(self._forward, batch, draw, label_log_count)
         else:
@@ -463,7 +463,8 @@ def checked_weights(
 ) -> FloatArray:
     """Return validated weights (B,) of the examples; for reduction "mean", divided by their sum."""
     if weights is None:  # the usual case: nothing to validate
-        return np.zeros(batch) + (1.0 / batch if reduction == "mean" else 1.0)
+        weight = 1.0 / batch if reduction == "mean" else 1.0
+        return np.zeros(batch) + weight
 
     per_example = cpu.vector("weights", to_host(weights), batch, np.dtype(np.float64))
     if reduction == "mean":
@@ -476,8 +477,8 @@ def checked_weights(
             )
         per_example = per_example / total
 
-    # weights multiply gradients: up to the square root of the largest float, so that the products
-    # do not overflow
+    # weights multiply gradients, so they must not exceed the square root of the largest float:
+    # the products would overflow
     limit = float(np.finfo(dtype).max) ** 0.5
     largest = float(np.abs(per_example).max())
     if largest > limit:
@@ -506,13 +507,14 @@ def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = 
             )
         return Targets(as_labels("labels", labels, num_classes, (batch,)))
 
-    matrix = as_csr("labels", labels)  # a copy, because it is sorted in place
+    # a copy, because it is sorted in place below
+    matrix = as_csr("labels", labels)
     if matrix.shape != (batch, num_classes):
         raise ValueError(
             f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."
         )
 
-    # Kernels require that labels of an example are distinct and ascending, with weights above 0.
+    # kernels require that labels of an example are distinct and ascending, with weights above 0
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     counts = np.diff(matrix.indptr)

@@ -219,26 +219,31 @@ def score_candidates(
     z = batch.z
     labels = batch.targets.labels
     rows = batch.class_embeddings
-    (size, d), (sets, m), (pairs,), n = z.shape, ids.shape, labels.shape, rows.shape[0]
-    example_ids = (
-        _cached_arange(pairs) if batch.targets.example_ids is None else batch.targets.example_ids
-    )
-    candidate_table = np.empty((5, pairs + sets * m + 1), np.int64)
+    size, d = z.shape
+    num_sets, m = ids.shape
+    num_pairs = labels.shape[0]
+    n = rows.shape[0]
+
+    example_ids = batch.targets.example_ids
+    if example_ids is None:
+        example_ids = _cached_arange(num_pairs)
+
+    candidate_table = np.empty((5, num_pairs + num_sets * m + 1), np.int64)
 
     # For shared draws, the vectors are copied in the order of the draws, and the scores are one
     # matrix product. Otherwise each class has one row, and an example reads the rows of its draws.
     is_remote = type(rows) is not np.ndarray and isinstance(rows, RemoteRows)
-    if sets == 1 < size and not is_remote:
-        block = np.empty((pairs + m, d), z.dtype)
-        norms = np.empty(pairs + m) if normalize else _NO_NORMS
-        label_scores = np.empty(pairs)
+    if num_sets == 1 < size and not is_remote:
+        block = np.empty((num_pairs + m, d), z.dtype)
+        norms = np.empty(num_pairs + m) if normalize else _NO_NORMS
+        label_scores = np.empty(num_pairs)
         sampled_scores = np.empty((size, m), z.dtype)
+        biases = z[0, :0] if batch.biases is None else batch.biases
         if type(rows) is not np.ndarray:
             rows = np.asarray(rows)  # kernels do not accept memmaps
 
-        biases = z[0, :0] if batch.biases is None else batch.biases
+        # a large product runs in several threads, outside the kernel
         multiply = z.size * m <= MAX_SINGLE_THREADED_WORK
-
         num_unique = score_shared_draws(
             labels,
             example_ids,
@@ -257,12 +262,11 @@ def score_candidates(
 
         if num_unique < 0:
             raise invalid_draw_error(ids, log_counts, n)
-
         if normalize:
             _require_finite_norms(rows, norms, candidate_table[0, :-1])
 
         if not multiply:
-            call_ignoring_overflow(product, z, block[pairs:].T, sampled_scores)
+            call_ignoring_overflow(product, z, block[num_pairs:].T, sampled_scores)
             add_biases_and_mark_not_finite(
                 example_ids, candidate_table[0, :-1], biases, label_scores, sampled_scores
             )
@@ -297,7 +301,7 @@ def _score_separate_draws(
     z = batch.z
     rows = batch.class_embeddings
     shared = len(ids) < len(batch.z)
-    pairs = len(example_ids)
+    num_pairs = len(example_ids)
     d = z.shape[1]
     if isinstance(rows, RemoteRows):
         label_scores, sampled_scores = rows.scores(batch, ids)
@@ -319,30 +323,33 @@ def _score_separate_draws(
     classes = candidate_table[1, :num_unique]
     block = np.empty((num_unique, d), z.dtype)
     norms = np.empty(num_unique if normalize else 0)
+
     thread_for_each(
         lambda chunk: gather_rows(classes[chunk], rows, normalize, block[chunk], norms[chunk]),
         _chunks_for_threads(num_unique, block.size),
     )
     _require_finite_norms(rows, norms, classes)
-    label_scores = np.empty(pairs)
+
+    label_scores = np.empty(num_pairs)
     sampled_scores = np.empty((z.shape[0], ids.shape[1]), z.dtype)
     scores = CandidateScores(
         label_scores, sampled_scores, example_ids, block, norms, False, candidate_table, num_unique
     )
+
     examples = np.arange(z.shape[0])
     draw_indices = scores.draw_indices
-    score_labels(block, scores.label_indices, z, example_ids, 0, 0, pairs, label_scores)
+    score_labels(block, scores.label_indices, z, example_ids, 0, 0, num_pairs, label_scores)
     thread_for_each(
         lambda chunk: score_rows(
             z, examples[chunk], block, draw_indices[chunk], sampled_scores[chunk]
         ),
         _chunks_for_threads(z.shape[0], sampled_scores.size * d),
     )
+
     biases = z[0, :0] if batch.biases is None else batch.biases
     add_biases_and_mark_not_finite(
         example_ids, candidate_table[0, :-1], biases, label_scores, sampled_scores
     )
-
     return scores
 
 
@@ -362,6 +369,7 @@ def score_gradients(
     z = batch.z
     rows = batch.class_embeddings
     classes = scores.candidate_table[1, : scores.num_unique]
+
     if type(rows) is not np.ndarray and isinstance(rows, RemoteRows):
         # the rows of the gradient stay on the machines of the class vectors
         remote_rows = SparseRows(classes, np.empty((scores.num_unique, 0), z.dtype))
@@ -419,10 +427,16 @@ def _bias_gradients(
 
     A bias is the weight of a feature that is always 1. For the arguments see `score_gradients`.
     """
-    column = weights.astype(d_sampled.dtype)[:, None]
-    d_draw_scores = (d_sampled.T @ column)[:, 0] if scores.shared else (column * d_sampled).ravel()
-    candidate_gradients = np.concatenate([column[scores.example_ids, 0] * d_labels, d_draw_scores])
-    # summed in float64
+    weight_column = weights.astype(d_sampled.dtype)[:, None]
+    if scores.shared:
+        d_draw_scores = (d_sampled.T @ weight_column)[:, 0]
+    else:
+        d_draw_scores = (weight_column * d_sampled).ravel()
+
+    d_label_scores = weight_column[scores.example_ids, 0] * d_labels
+    candidate_gradients = np.concatenate([d_label_scores, d_draw_scores])
+
+    # `bincount` sums in float64
     sums = np.bincount(scores.candidate_table[2, :-1], candidate_gradients, scores.num_unique)
     return sums.astype(d_sampled.dtype)
 
@@ -445,8 +459,8 @@ def _separate_draw_gradients(
     offsets = scores.candidate_table[4, : scores.num_unique + 1]
 
     # multiply the contexts, and not every derivative, by the example weights
-    column = weights.astype(z.dtype)[:, None]
-    weighted = column * z
+    weight_column = weights.astype(z.dtype)[:, None]
+    weighted_z = weight_column * z
     num_multiplications = d_sampled.size * z.shape[1]
     thread_for_each(
         lambda chunk: context_gradients(d_sampled[chunk], block, draw_indices[chunk], dz[chunk]),
@@ -457,7 +471,7 @@ def _separate_draw_gradients(
         lambda chunk: class_gradients(
             d_labels,
             d_sampled,
-            weighted,
+            weighted_z,
             example_ids,
             dW[:0],
             order,
@@ -470,7 +484,7 @@ def _separate_draw_gradients(
     add_label_context_gradients(
         d_labels, block, scores.label_indices, example_ids, 0, 0, len(example_ids), dz
     )
-    dz *= column
+    dz *= weight_column
     if scores.norms.shape[0]:
         unit_rows_backward(dW, block, scores.norms)
 

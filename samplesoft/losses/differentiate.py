@@ -1,8 +1,8 @@
 """Differentiators: functions that compute losses and their derivatives in the scores.
 
 `make_row_differentiator` and `make_merged_differentiator` return a differentiator for the kernel of
-any loss, ``differentiate(pairs, first, last, parameters, weights, logits, losses, d_labels,
-d_sampled)``. A call processes the pairs [first, last), which must be all pairs of their examples:
+any loss, ``differentiate(pairs, start, stop, parameters, weights, logits, losses, d_labels,
+d_sampled)``. A call processes the pairs [start, stop), which must be all pairs of their examples:
 
 - ``pairs`` are `Pairs`.
 - ``parameters`` are the further arguments of the loss kernel.
@@ -52,7 +52,7 @@ def name_after_kernels(function: Kernel, *kernels: Kernel) -> Kernel:
     names = [function.__name__]
     for kernel in kernels:
         code: Any = getattr(kernel, "py_func", kernel)
-        module = str(code.__module__)  # None for functions made by exec
+        module = str(code.__module__)  # "None" for functions made by exec
         module_names = [] if module.startswith("samplesoft.") else [module]
         names += [*module_names, code.__name__]
     function.__name__ = function.__qualname__ = re.sub(r"\W+", "_", "_".join(names))
@@ -98,8 +98,8 @@ def _compiled_merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits
 def _row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
     def differentiate_rows(
         pairs: Pairs,
-        first: int,
-        last: int,
+        start: int,
+        stop: int,
         parameters: Any,
         weights: FloatArray,
         logits: Floats,
@@ -110,18 +110,20 @@ def _row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
         width = 1 + pairs.sampled_scores.shape[1]
         max_rows = len(logits) // width
 
-        for start in range(first, last, max_rows):
-            stop = min(start + max_rows, last)
-            rows = logits[: (stop - start) * width].reshape((stop - start, width))
-            write_pair_logits(pairs, start, rows)
+        for chunk_start in range(start, stop, max_rows):
+            chunk_stop = min(chunk_start + max_rows, stop)
+            rows = logits[: (chunk_stop - chunk_start) * width].reshape(
+                (chunk_stop - chunk_start, width)
+            )
+            write_pair_logits(pairs, chunk_start, rows)
             if weighs_draws:  # a compile-time constant
                 pair_weights = weights[
-                    (pairs.example_ids[start:stop] - pairs.first_example) % len(weights)
+                    (pairs.example_ids[chunk_start:chunk_stop] - pairs.first_example) % len(weights)
                 ]
-                kernel(rows, losses[start:stop], pair_weights, *parameters)
+                kernel(rows, losses[chunk_start:chunk_stop], pair_weights, *parameters)
             else:
-                kernel(rows, losses[start:stop], *parameters)
-            scatter_logit_gradients(pairs, start, rows, losses, d_labels, d_sampled)
+                kernel(rows, losses[chunk_start:chunk_stop], *parameters)
+            scatter_logit_gradients(pairs, chunk_start, rows, losses, d_labels, d_sampled)
 
     return differentiate_rows
 
@@ -129,8 +131,8 @@ def _row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
 def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
     def differentiate_merged(
         pairs: Pairs,
-        first: int,
-        last: int,
+        start: int,
+        stop: int,
         parameters: Any,
         weights: FloatArray,
         logits: Floats,
@@ -141,9 +143,9 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
         label_logits = pairs.label_logits
         example_ids = pairs.example_ids
         label_weights = pairs.label_weights
-        starts = pairs.hit_starts
-        stops = pairs.hit_stops
-        columns = pairs.hit_columns
+        hit_starts = pairs.hit_starts
+        hit_stops = pairs.hit_stops
+        hit_columns = pairs.hit_columns
         width = d_sampled.shape[1]
         shared = len(pairs.log_counts) == 1
 
@@ -152,38 +154,38 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
         hit_logits = logits[:width]
         derivatives = logits[width : 2 * width + 1]
         pair_logits = logits[2 * width + 1 : 3 * width + 3]
-        end = first
 
-        while end < last:
-            begin = end
-            b = example_ids[end] - pairs.first_example
+        example_stop = start
+        while example_stop < stop:
+            example_start = example_stop
+            b = example_ids[example_stop] - pairs.first_example
             num_hits = 0
             row = d_sampled[b]
-
             for k in range(width):
                 row[k] = pairs.sampled_scores[b, k] - pairs.log_counts[0 if shared else b, k]
 
-            while end < last and example_ids[end] == example_ids[begin]:
-                for i in range(starts[end], stops[end]):
+            # the row keeps the draws that are no hits of any label of the example
+            while example_stop < stop and example_ids[example_stop] == example_ids[example_start]:
+                for i in range(hit_starts[example_stop], hit_stops[example_stop]):
                     if separate_hits:
-                        hit_logits[num_hits] = row[columns[i]]
+                        hit_logits[num_hits] = row[hit_columns[i]]
                         num_hits += 1
-                    row[columns[i]] = -np.inf
-                end += 1
+                    row[hit_columns[i]] = -np.inf
+                example_stop += 1
 
             merge(row.reshape((1, width)), pair_logits[:1])  # overwrites the row by derivatives
             merged = pair_logits[0]
             for i in range(num_hits + 1):
                 derivatives[i] = 0.0
 
-            for p in range(begin, end):
+            for p in range(example_start, example_stop):
                 pair_logits[0] = label_logits[p]
                 pair_logits[1 + num_hits] = merged
                 if separate_hits:
                     i = 1
-                    for q in range(begin, end):
+                    for q in range(example_start, example_stop):
                         has_weight = keeps_hits(pairs, p, q)
-                        for _ in range(starts[q], stops[q]):
+                        for _ in range(hit_starts[q], hit_stops[q]):
                             pair_logits[i] = hit_logits[i - 1] if has_weight else -np.inf
                             i += 1
 
@@ -196,22 +198,23 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
                     losses[p : p + 1],
                     *parameters,
                 )
+
                 label_weight = label_weights[p] if len(label_weights) > 0 else 1.0
                 losses[p] *= label_weight if abs(label_logits[p]) < np.inf else np.nan
                 d_labels[p] = label_weight * pair_logits[0]
-
                 for i in range(num_hits + 1):
                     derivatives[i] += label_weight * pair_logits[1 + i]
 
+            # the derivative in a draw's logit is a product, by the chain rule
             derivative = row.dtype.type(derivatives[num_hits])
             for k in range(width):
                 row[k] *= derivative
 
             if separate_hits:
                 i = 0
-                for p in range(begin, end):
-                    for h in range(starts[p], stops[p]):
-                        row[columns[h]] = derivatives[i]
+                for p in range(example_start, example_stop):
+                    for h in range(hit_starts[p], hit_stops[p]):
+                        row[hit_columns[h]] = derivatives[i]
                         i += 1
 
     return differentiate_merged

@@ -28,9 +28,9 @@ Floats = NDArray[Any]
 _BLOCK_SCORES = 1 << 20
 # minimum number of classes in a block; smaller matrix products are slow
 _MIN_BLOCK_CLASSES = 64
-# The passes over a block use one thread, because the BLAS threads of the last product still spin.
 # classes summed in the dtype of the scores before adding to a float64 sum
 _RUN_CLASSES = 32
+# Passes over a block use one thread, because the BLAS threads of the last product are still busy.
 
 
 class FullSoftmaxLoss(Loss):
@@ -79,31 +79,37 @@ class FullSoftmaxLoss(Loss):
     ) -> tuple[FloatArray, _ForwardState]:
         targets = batch.targets
         label_scores, signs = label_scores_and_signs(self, batch, draw)
-        label_weights = (
-            np.ones(len(label_scores)) if targets.label_weights is None else targets.label_weights
-        )
+        label_weights = targets.label_weights
+        if label_weights is None:
+            label_weights = np.ones(len(label_scores))
         if self.mask_other_labels:
             return self._forward_masked(batch, label_scores, label_weights, signs)
 
         # The loss of pair l, log(sum) - o_l, is computed in two steps, with the best label of the
         # example in between: to_best = log(sum) - o_best, and gap_l = o_best - o_l.
         pivots = _best_label_pairs(targets, label_scores)
-        # The best label is kept out of the sum: log(1 + rest / best) keeps its digits if the rest
-        # is small.
+
+        # The sum leaves out the best label: log(1 + sum of others / best) keeps its digits if the
+        # others are small.
         max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets, pivots))
         best = label_scores[pivots]
-        sums = targets.per_example(label_weights)
+        weight_sums = targets.per_example(label_weights)
 
         with np.errstate(all="ignore"):  # `Loss.forward` raises if not finite
             to_best = np.logaddexp(0.0, max_scores - best + np.log(total))
             gaps = targets.rows(best) - label_scores
-            losses = sums * to_best + targets.per_example(label_weights * gaps)
-            d_labels = targets.rows(sums) * np.exp(-gaps - targets.rows(to_best)) - label_weights
-            # best label: p - 1 by expm1, which keeps its digits for p near 1
-            d_labels[pivots] = sums * np.expm1(-to_best) + (sums - label_weights[pivots])
+            losses = weight_sums * to_best + targets.per_example(label_weights * gaps)
+            label_probabilities = np.exp(-gaps - targets.rows(to_best))
+            d_labels = targets.rows(weight_sums) * label_probabilities - label_weights
+
+            # for the best label, p - 1 by expm1, which keeps its digits for p near 1
+            d_labels[pivots] = weight_sums * np.expm1(-to_best) + (
+                weight_sums - label_weights[pivots]
+            )
+
             # the derivative in the score of another class is exp(o - max) times the scale
             max_scores = np.maximum(max_scores, best.astype(max_scores.dtype))
-            scale = sums * np.exp(max_scores - best - to_best)
+            scale = weight_sums * np.exp(max_scores - best - to_best)
 
         return losses, _ForwardState(max_scores, scale, d_labels * signs)
 
@@ -176,9 +182,9 @@ class LabelPositions:
         # sorted by class, so that the labels of a block are one slice
         self._pairs = pairs[np.argsort(targets.labels[pairs], kind="stable")]
         self._labels = targets.labels[self._pairs]
-        self._example_ids = (
-            self._pairs if targets.example_ids is None else targets.example_ids[self._pairs]
-        )
+        self._example_ids = self._pairs
+        if targets.example_ids is not None:
+            self._example_ids = targets.example_ids[self._pairs]
 
     def in_block(self, classes: slice) -> tuple[IntArray, IntArray, IntArray]:
         """Return three arrays (k,) for the k pairs whose label is in the slice `classes`.
@@ -312,7 +318,9 @@ def label_scores_and_signs(loss: Loss, batch: Batch, draw: Draw | None) -> tuple
         scores += batch.biases[labels]
 
     values = scores.astype(np.float64)
-    return (np.abs(values), np.sign(values)) if loss.absolute else (values, 1.0)
+    if loss.absolute:
+        return np.abs(values), np.sign(values)
+    return values, 1.0
 
 
 @njit
@@ -323,6 +331,7 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
     sums `total` (B,). Overwrites the scores.
     """
     batch = len(max_scores)
+
     # Running maximum and sum (Milakov and Gimelshein, 2018, algorithm 3), block by block: a new
     # maximum rescales the sum so far.
     shift = max_scores.copy()
@@ -332,23 +341,23 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
             max_scores[b] = max(max_scores[b], row[b])
 
     for b in range(batch):
-        before = np.float64(shift[b])
+        old_shift = np.float64(shift[b])
         # the maximum is -inf if all classes so far are excluded
         shift[b] = max_scores[b] if max_scores[b] != -np.inf else 0.0
-        total[b] *= np.exp(before - shift[b])
+        total[b] *= np.exp(old_shift - shift[b])
 
-    run = np.empty_like(max_scores)
-    for begin in range(0, len(scores), _RUN_CLASSES):
-        run[:] = 0.0
-        for j in range(begin, min(begin + _RUN_CLASSES, len(scores))):
+    partial_sums = np.empty_like(max_scores)
+    for start in range(0, len(scores), _RUN_CLASSES):
+        partial_sums[:] = 0.0
+        for j in range(start, min(start + _RUN_CLASSES, len(scores))):
             row = scores[j]
             for b in range(batch):
                 row[b] -= shift[b]
             replace_by_exp(row, batch)
             for b in range(batch):
-                run[b] += row[b]
+                partial_sums[b] += row[b]
         for b in range(batch):
-            total[b] += run[b]
+            total[b] += partial_sums[b]
 
 
 @njit

@@ -40,9 +40,9 @@ _ROOT = -1
 class ClassTree:
     """A tree whose leaves are n classes. It has N nodes in addition to the root.
 
-    Nodes are numbered level by level, so that the children of a node are consecutive, and follow
-    it. Build trees with `from_parents`, or from class counts with `huffman_tree` and
-    `two_level_tree`.
+    Nodes are numbered level by level. The children of a node are therefore consecutive, and have
+    larger numbers than the node. Build trees with `from_parents`, or from class counts with
+    `huffman_tree` and `two_level_tree`.
 
     Parameters
     ----------
@@ -87,31 +87,45 @@ class ClassTree:
             If an argument is malformed, or the nodes are not a tree with the classes as leaves.
         """
         n = as_count("num_classes", num_classes)
-        above = as_array("parents", parents)
-        if above.dtype.kind not in "iu" or above.ndim != 1 or len(above) <= n:
+        node_parents = as_array("parents", parents)
+        if node_parents.dtype.kind not in "iu" or node_parents.ndim != 1 or len(node_parents) <= n:
             raise ValueError(
                 f"`parents` must hold more integers than the {n} classes, one for each node, got "
-                f"{above.dtype} of shape {above.shape}; the root is a node too, with parent -1."
+                f"{node_parents.dtype} of shape {node_parents.shape}; the root is a node too, with "
+                "parent -1."
             )
 
-        above, size = above.astype(np.int64), len(above)
-        roots = np.flatnonzero(above < 0)
-        inner = np.bincount(above[above >= 0], minlength=size) if above.max() < size else above[:0]
-        if len(roots) != 1 or len(inner) != size or inner[:n].any() or not inner[n:].all():
+        node_parents = node_parents.astype(np.int64)
+        size = len(node_parents)
+        roots = np.flatnonzero(node_parents < 0)
+        child_counts = node_parents[:0]  # rejected below if a parent is no node
+        if node_parents.max() < size:
+            child_counts = np.bincount(node_parents[node_parents >= 0], minlength=size)
+
+        if (
+            len(roots) != 1
+            or len(child_counts) != size
+            or child_counts[:n].any()
+            or not child_counts[n:].all()
+        ):
             raise ValueError(
                 f"`parents` must have one root, with -1, no class above another node, and a child "
                 f"of each node from {n} on; got {len(roots)} with -1 among {size} nodes."
             )
 
-        order = np.argsort(above, kind="stable")  # siblings are consecutive, the root is first
-        ends = 1 + np.cumsum(inner)
+        # nodes sorted by parent: the root is first, and siblings are consecutive
+        order = np.argsort(node_parents, kind="stable")
+        child_stops = 1 + np.cumsum(child_counts)
+        child_starts = child_stops - child_counts
+
+        # list the nodes level by level
         level = roots
         levels = []
-        starts = ends - inner
-
         while len(level):
-            counts = inner[level]
-            shifts = np.repeat(starts[level] - np.cumsum(counts) + counts, counts)
+            level_counts = child_counts[level]
+            shifts = np.repeat(
+                child_starts[level] - np.cumsum(level_counts) + level_counts, level_counts
+            )
             level = order[shifts + np.arange(len(shifts))]
             levels.append(level)
 
@@ -121,10 +135,12 @@ class ClassTree:
 
         renumbered = np.full(size, _ROOT)
         renumbered[nodes] = np.arange(len(nodes))
-        counts = inner[np.append(roots, nodes)]
-        bounds = np.stack([np.cumsum(counts) - counts, np.cumsum(counts)], axis=1)
+        counts = child_counts[np.append(roots, nodes)]
+        child_ranges = np.stack([np.cumsum(counts) - counts, np.cumsum(counts)], axis=1)
 
-        return cls(renumbered[above[nodes]], np.roll(bounds, -1, axis=0), renumbered[:n])
+        return cls(
+            renumbered[node_parents[nodes]], np.roll(child_ranges, -1, axis=0), renumbered[:n]
+        )
 
     @property
     def num_classes(self) -> int:
@@ -171,11 +187,12 @@ class ClassTree:
     def _path_sums(self, values: IntArray) -> IntArray:
         """Return, for each node, the sum (N,) of `values` (N,) over the nodes of its path."""
         sums = values.copy()
-        first = 0
-        last = self.num_top
-        while last < len(sums):  # level by level
-            first, last = last, int(self.children[first:last].max())
-            sums[first:last] += sums[self.parents[first:last]]
+        start = 0
+        stop = self.num_top
+        # level by level: the last child of a level ends the next level
+        while stop < len(sums):
+            start, stop = stop, int(self.children[start:stop].max())
+            sums[start:stop] += sums[self.parents[start:stop]]
         return sums
 
 
@@ -213,17 +230,17 @@ def huffman_tree(counts: ArrayLike) -> ClassTree:
     if n == 1:
         return ClassTree.from_parents([1, -1], 1)
 
-    order = np.argsort(frequencies, kind="stable")
     # two queues of ascending weights: classes, and inner nodes in the order of their creation
+    order = np.argsort(frequencies, kind="stable")
     weights = np.full(2 * n - 1, np.inf)
     parents = np.full(2 * n - 1, -1)
     weights[:n] = frequencies[order]
     _merge_lightest(weights, parents, n)
-    above = np.empty_like(parents)
-    above[order] = parents[:n]
-    above[n:] = parents[n:]
 
-    return ClassTree.from_parents(above, n)
+    tree_parents = np.empty_like(parents)
+    tree_parents[order] = parents[:n]
+    tree_parents[n:] = parents[n:]
+    return ClassTree.from_parents(tree_parents, n)
 
 
 def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
@@ -271,22 +288,24 @@ def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
     frequencies = as_counts("counts", counts)
     n = len(frequencies)
     if cells is None or np.ndim(cells) == 0:
-        num = as_count("cells", math.isqrt(n) if cells is None else cells)
+        num_cells = as_count("cells", math.isqrt(n) if cells is None else cells)
         order = np.argsort(-frequencies, kind="stable")
-        roots = np.sqrt(frequencies[order])
-        fractions = 0.5 / n + 0.5 * roots / roots.sum()
+        square_roots = np.sqrt(frequencies[order])
+        fractions = 0.5 / n + 0.5 * square_roots / square_roots.sum()
         cell_of_class = np.empty(n, np.int64)
-        cell_of_class[order] = np.minimum(num * (np.cumsum(fractions) - 0.5 * fractions), num - 1)
+        cell_of_class[order] = np.minimum(
+            num_cells * (np.cumsum(fractions) - 0.5 * fractions), num_cells - 1
+        )
     else:
         cell_of_class = as_labels("cells", cells, n, (n,))
 
-    _, cell_of_class = np.unique(cell_of_class, return_inverse=True)
-    above = np.append(
-        n + cell_of_class, np.full(cell_of_class.max() + 2, n + cell_of_class.max() + 1)
-    )
-    above[-1] = -1
+    _, cell_of_class = np.unique(cell_of_class, return_inverse=True)  # drops empty cells
 
-    return ClassTree.from_parents(above, n)
+    # the root has the largest number, after the cells
+    root = n + cell_of_class.max() + 1
+    parents = np.append(n + cell_of_class, np.full(cell_of_class.max() + 2, root))
+    parents[-1] = -1
+    return ClassTree.from_parents(parents, n)
 
 
 class HierarchicalLoss(Loss):
@@ -382,15 +401,17 @@ class HierarchicalLoss(Loss):
         labels = targets.labels
         size = len(z)
         example_ids = targets.rows(np.arange(size))
-        label_weights = (
-            np.ones(len(labels)) if targets.label_weights is None else targets.label_weights
-        )
+        label_weights = targets.label_weights
+        if label_weights is None:
+            label_weights = np.ones(len(labels))
+
+        # the scores of a pair below the top level have the indices starts[p], ..., ends[p] - 1
         ends = np.cumsum(tree.num_scores_below_top[labels])
         starts = ends - tree.num_scores_below_top[labels]
 
         # all examples need the scores of the root's children, which are one matrix product
-        top = product(z, rows[: tree.num_top].T)
-        d_top = np.zeros_like(top)
+        top_scores = product(z, rows[: tree.num_top].T)
+        d_top_scores = np.zeros_like(top_scores)
         losses = np.empty(len(labels))
         ids = np.empty(ends[-1], np.int64)
         derivatives = np.empty(ends[-1], z.dtype)
@@ -402,8 +423,8 @@ class HierarchicalLoss(Loss):
                 tree.children,
                 rows,
                 z,
-                top,
-                d_top,
+                top_scores,
+                d_top_scores,
                 labels,
                 example_ids,
                 label_weights,
@@ -416,30 +437,33 @@ class HierarchicalLoss(Loss):
                 make_workspace(tree, z),
             )
 
-        thread_for_each(
-            differentiate_examples, chunks(size, max(8, -(-size // (2 * num_threads()))))
-        )
-
-        return targets.per_example(losses), (d_top, ids, derivatives, np.append(starts, ends[-1]))
+        chunk_size = max(8, -(-size // (2 * num_threads())))
+        thread_for_each(differentiate_examples, chunks(size, chunk_size))
+        score_offsets = np.append(starts, ends[-1])
+        return targets.per_example(losses), (d_top_scores, ids, derivatives, score_offsets)
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
-        d_top, ids, derivatives, starts = saved
+        d_top_scores, ids, derivatives, score_offsets = saved
         z = batch.z
         rows = batch.class_embeddings
-        num_top = d_top.shape[1]
-        column = weights.astype(z.dtype)[:, None]
-        weighted = column * z
-        below = np.empty_like(z)
-        offsets = np.append(batch.targets.offsets(), len(starts) - 1)
-        weighted_rows(starts[offsets], ids, derivatives, rows, below)
-        dz = column * (product(d_top, rows[:num_top]) + below)
-        classes, _, order, begins = group_equal_ids(ids, len(rows))
-        example_ids = np.repeat(np.arange(len(z)), np.diff(starts[offsets]))
-        dW = np.empty((num_top + len(classes), z.shape[1]), z.dtype)
-        product(d_top.T, weighted, dW[:num_top])
-        weighted_rows(begins, example_ids[order], derivatives[order], weighted, dW[num_top:])
+        num_top = d_top_scores.shape[1]
+        weight_column = weights.astype(z.dtype)[:, None]
+        weighted_z = weight_column * z
 
-        return Gradients(dz, SparseRows(np.append(np.arange(num_top), classes), dW), None)
+        # gradients in the contexts, from the nodes below the top level and from the top level
+        dz_below_top = np.empty_like(z)
+        offsets = np.append(batch.targets.offsets(), len(score_offsets) - 1)
+        weighted_rows(score_offsets[offsets], ids, derivatives, rows, dz_below_top)
+        dz = weight_column * (product(d_top_scores, rows[:num_top]) + dz_below_top)
+
+        # gradients in the vectors of the nodes, each node once
+        nodes, _, order, node_starts = group_equal_ids(ids, len(rows))
+        example_ids = np.repeat(np.arange(len(z)), np.diff(score_offsets[offsets]))
+        dW = np.empty((num_top + len(nodes), z.shape[1]), z.dtype)
+        product(d_top_scores.T, weighted_z, dW[:num_top])
+        weighted_rows(node_starts, example_ids[order], derivatives[order], weighted_z, dW[num_top:])
+
+        return Gradients(dz, SparseRows(np.append(np.arange(num_top), nodes), dW), None)
 
 
 def make_workspace(tree: ClassTree, z: Rows) -> Workspace:
@@ -452,24 +476,24 @@ def make_workspace(tree: ClassTree, z: Rows) -> Workspace:
 def _merge_lightest(weights: FloatArray, parents: IntArray, n: int) -> None:
     """Write the parents of all nodes of Huffman's tree, and the weights of its inner nodes.
 
-    Each inner node merges the two lightest nodes that have no parent yet. The first n weights, of
-    the classes, must be ascending.
+    Each inner node merges the two lightest nodes that have no parent yet. The first n weights are
+    those of the classes, and must be ascending.
     """
     leaf = 0
     node = n
 
-    for new in range(n, len(weights)):
+    for parent in range(n, len(weights)):
         total = 0.0
         for _ in range(2):
-            if leaf < n and (node >= new or weights[leaf] <= weights[node]):
+            if leaf < n and (node >= parent or weights[leaf] <= weights[node]):
                 chosen = leaf
                 leaf += 1
             else:
                 chosen = node
                 node += 1
             total += weights[chosen]
-            parents[chosen] = new
-        weights[new] = total
+            parents[chosen] = parent
+        weights[parent] = total
 
 
 @njit
@@ -491,18 +515,17 @@ def _softmax_loss_and_derivatives(
         weights[0, 0] = 0.0
         return 0.0
 
-    logit = float(logits[0, label_index])
     # The sum leaves out the label, so that a small loss and a small 1 - p need no subtraction of
     # nearly equal numbers.
+    logit = float(logits[0, label_index])
     total, max_logit = exp_weights(logits, weights, 0, size, label_index)
     gap = max_logit + math.log(total) - logit
     loss = max(gap, 0.0) + math.log1p(math.exp(-abs(gap)))
     label_shortfall = math.exp(gap - loss)
-    scale = label_shortfall / total
 
+    scale = label_shortfall / total
     for i in range(size):
         weights[0, i] *= scale
-
     weights[0, label_index] = -label_shortfall
     return loss
 
@@ -513,48 +536,51 @@ def _path_losses_and_derivatives(
     children: IntArray,
     rows: Rows,
     z: Rows,
-    top: Rows,
-    d_top: Rows,
+    top_scores: Rows,
+    d_top_scores: Rows,
     labels: IntArray,
     example_ids: IntArray,
     label_weights: FloatArray,
-    starts: IntArray,
-    first: int,
-    last: int,
+    score_starts: IntArray,
+    start: int,
+    stop: int,
     ids: IntArray,
     derivatives: Rows,
     losses: FloatArray,
     workspace: Workspace,
 ) -> None:
-    """Write the losses of pairs [first, last), and derivatives in the scores on their paths.
+    """Write the losses of pairs [start, stop), and derivatives in the scores on their paths.
 
-    `top` (B, k) holds the scores of the root's k children; derivatives in them are added to
-    `d_top`. The other derivatives of pair p are written to `derivatives` from index ``starts[p]``
-    on, and the nodes to which they belong to `ids`.
+    `top_scores` (B, k) holds the scores of the root's k children. The derivatives in these scores
+    are added to `d_top_scores`. The derivatives of pair p in all other scores are written to
+    `derivatives` from index ``score_starts[p]`` on, and the nodes of the scores to `ids`.
     """
     logits, weights = workspace
-    for p in range(first, last):
+
+    for p in range(start, stop):
         b = example_ids[p]
         node = labels[p]
-        i_score = starts[p]
+        score_index = score_starts[p]
         loss = 0.0
 
+        # from the label up to the top level
         while parents[node] >= 0:
-            begin = children[parents[node], 0]
-            end = children[parents[node], 1]
-            products(rows, begin, end, z, b, -1, logits, 0)
-            loss += _softmax_loss_and_derivatives(logits, weights, end - begin, node - begin)
-            for i in range(end - begin):
-                ids[i_score + i] = begin + i
-                derivatives[i_score + i] = label_weights[p] * weights[0, i]
-            i_score += end - begin
+            child_start = children[parents[node], 0]
+            child_stop = children[parents[node], 1]
+            products(rows, child_start, child_stop, z, b, -1, logits, 0)
+            loss += _softmax_loss_and_derivatives(
+                logits, weights, child_stop - child_start, node - child_start
+            )
+            for i in range(child_stop - child_start):
+                ids[score_index + i] = child_start + i
+                derivatives[score_index + i] = label_weights[p] * weights[0, i]
+            score_index += child_stop - child_start
             node = parents[node]
 
-        for i in range(top.shape[1]):
-            logits[0, i] = top[b, i]
-
-        loss += _softmax_loss_and_derivatives(logits, weights, top.shape[1], node)
-        for i in range(top.shape[1]):
-            d_top[b, i] += label_weights[p] * weights[0, i]
+        for i in range(top_scores.shape[1]):
+            logits[0, i] = top_scores[b, i]
+        loss += _softmax_loss_and_derivatives(logits, weights, top_scores.shape[1], node)
+        for i in range(top_scores.shape[1]):
+            d_top_scores[b, i] += label_weights[p] * weights[0, i]
 
         losses[p] = label_weights[p] * loss

@@ -136,9 +136,9 @@ class InBatchLoss(Loss):
         self.extra = extra
 
         # sampled softmax, with labels of the batch and draws combined in one draw
-        inner = "candidate_masked" if scheme == _INFONCE else scheme
+        inner_scheme = "candidate_masked" if scheme == _INFONCE else scheme
         options = {"tau": self.tau, "normalize": self.normalize, "absolute": self.absolute}
-        self._softmax = SampledSoftmaxLoss(scheme=inner, **options)
+        self._softmax = SampledSoftmaxLoss(scheme=inner_scheme, **options)
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None

@@ -90,9 +90,9 @@ def jackknife_kernel(logits: FloatArray, losses: FloatArray) -> None:
     """
     m = logits.shape[1] - 1
     weights = np.empty(1 + m)
-    rest = np.empty(1 + m)
-    change = np.empty(m)
-    ratio = np.empty(m)
+    fractions = np.empty(1 + m)
+    changes = np.empty(m)
+    ratios = np.empty(m)
 
     for b in range(len(logits)):
         row = logits[b]
@@ -101,7 +101,6 @@ def jackknife_kernel(logits: FloatArray, losses: FloatArray) -> None:
         # relative to the largest mass, so that none overflows
         for k in range(1 + m):
             weights[k] = row[k] - max_logit
-
         exp_in_place(weights)
         label_mass = weights[0]
         sampled_mass = total(weights[1:])
@@ -116,34 +115,34 @@ def jackknife_kernel(logits: FloatArray, losses: FloatArray) -> None:
         # x_i from W - m w_i, not from S_i and S, which are nearly equal
         unit = 1.0 / ((m - 1) * total_mass)
         for k in range(m):
-            change[k] = (sampled_mass - m * weights[k + 1]) * unit
+            changes[k] = (sampled_mass - m * weights[k + 1]) * unit
 
         if heavy > 0:
-            change[heavy - 1] = 0.0  # see `_log_sum_without_heavy`
-
+            changes[heavy - 1] = 0.0  # see `_log_sum_without_heavy`
         for k in range(m):
-            ratio[k] = change[k] / (1.0 + change[k])  # 1 - S / S_i
+            ratios[k] = changes[k] / (1.0 + changes[k])  # 1 - S / S_i
+        replace_by_log1p(changes)
 
-        replace_by_log1p(change)
         # The derivative in draw k is w_k / S times (m - sum of S / S_i over i != k), because S_i
         # does not depend on draw i, and depends on all other draws with a factor m / (m - 1).
-        sum_log_ratios = total(change)
-        kept = 1.0 + total(ratio)
+        sum_log_ratios = total(changes)
+        factor = 1.0 + total(ratios)
+
         loss = loss_from_masses(label_mass, sampled_mass, max_logit - row[0])
 
         if heavy > 0:
-            log_rest = _log_sum_without_heavy(row, heavy, m, rest)
-            sum_log_ratios += log_rest - (max_logit + np.log(total_mass))
+            log_sum_without_heavy = _log_sum_without_heavy(row, heavy, m, fractions)
+            sum_log_ratios += log_sum_without_heavy - (max_logit + np.log(total_mass))
 
         losses[b] = loss - (m - 1) / m * sum_log_ratios
+
         scale = 1.0 / total_mass
         for k in range(m):
-            row[k + 1] = weights[k + 1] * scale * (kept - ratio[k])
-
+            row[k + 1] = weights[k + 1] * scale * (factor - ratios[k])
         if heavy > 0:
             for k in range(1, 1 + m):
                 if k != heavy:
-                    row[k] += weights[k] * scale - rest[k] * (m - 1) / m
+                    row[k] += weights[k] * scale - fractions[k] * (m - 1) / m
 
         # the loss is invariant to a shift of all logits: derivatives sum to 0
         row[0] = -total(row[1:])
@@ -155,7 +154,7 @@ def _log_sum_without_heavy(row: FloatArray, heavy: int, m: int, fractions: Float
 
     Writes the fraction (1 + m,) of each term in that sum to `fractions`.
     """
-    gain = np.log(m / (m - 1))  # log weight factor of the remaining draws
+    gain = np.log(m / (m - 1))  # log factor of the weights of the remaining draws
     fractions[0] = row[0]
     for k in range(1, len(row)):
         fractions[k] = -np.inf if k == heavy else row[k] + gain
@@ -163,8 +162,8 @@ def _log_sum_without_heavy(row: FloatArray, heavy: int, m: int, fractions: Float
     max_logit = row_max(fractions)
     for k in range(len(row)):
         fractions[k] -= max_logit
-
     exp_in_place(fractions)
+
     total_mass = total(fractions)
     for k in range(len(row)):
         fractions[k] /= total_mass

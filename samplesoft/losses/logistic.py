@@ -33,7 +33,7 @@ class LogisticLoss(SampledLoss):
     Parameters
     ----------
     scheme : str, optional
-        A key of `schemes`; the first of them by default.
+        A key of `schemes`; by default the first.
     offset : float
         Added to all scores. A softmax is invariant to an offset; here scores learn the logarithms
         of probabilities, which may be out of the range of ``tau h . c``.
@@ -207,13 +207,16 @@ class FullLogisticLoss(Loss):
     ) -> tuple[FloatArray, FloatArray]:
         label_scores, signs = label_scores_and_signs(self, batch, draw)
         losses = np.zeros(len(batch.z))
+
         for scores in masked_score_blocks(self, batch, LabelPositions(batch.targets)):
             add_softplus(scores, losses)
+
         with np.errstate(over="ignore", invalid="ignore"):  # `Loss.forward` raises
             # labels are positives; `masked_score_blocks` excluded them from the negatives
             losses += batch.targets.per_example(np.logaddexp(0.0, -label_scores))
             # 1 / (1 + exp(score)) without overflow
             d_label_logits = np.exp(-np.logaddexp(0.0, label_scores))
+
         return losses, -d_label_logits * signs  # derivatives in the scores of the labels
 
     def _backward(self, batch: Batch, saved: FloatArray, weights: FloatArray) -> Gradients:
@@ -227,21 +230,21 @@ def logistic_kernel(logits: FloatArray, losses: FloatArray, weight: float = 1.0)
 
     Overwrites logits (P, 1 + m), with the label's in column 0, by the gradient.
     """
-    width = logits.shape[1]
     # several rows at a time, so that vector instructions are used for short rows too
-    step = max(1, _BUFFER_LOGITS // width)
-    small = np.empty(step * width)
-    large = np.empty(step * width)
+    width = logits.shape[1]
+    max_rows = max(1, _BUFFER_LOGITS // width)
+    small = np.empty(max_rows * width)
+    large = np.empty(max_rows * width)
 
-    for first in range(0, len(logits), step):
-        rows = logits[first : first + step]
+    for start in range(0, len(logits), max_rows):
+        rows = logits[start : start + max_rows]
         rows[:, 0] = -rows[:, 0]  # the label is the positive example
         softplus(rows.reshape(-1), small, large)
         for b in range(len(rows)):
             label_index = b * width
             draws = slice(b * width + 1, (b + 1) * width)
             draw_losses = total(large[draws]) + total(small[draws])
-            losses[first + b] = weight * (large[label_index] + small[label_index]) + draw_losses
+            losses[start + b] = weight * (large[label_index] + small[label_index]) + draw_losses
             rows[b, 0] *= -weight
 
 

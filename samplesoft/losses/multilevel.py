@@ -145,25 +145,27 @@ class MultilevelLoss(SampledLoss):
     ) -> Draw:
         """Draw a level for the batch, and then as many classes per example as the level needs."""
         generator = np.random.default_rng(int(stream_key(rng)))
-        last = last_level(num_sampled, num_classes)
+        max_level = last_level(num_sampled, num_classes)
 
         # the batch shares the level; see Variance in the class docstring
         level = int(generator.geometric(1.0 - DECAY)) - 1
-        if level < last:
-            num = num_sampled << (level + 1)
+        if level < max_level:
+            num_draws = num_sampled << (level + 1)
             probability = (1.0 - DECAY) * DECAY**level
-        else:  # the last level replaces all later ones, and completes the sum exactly
-            num = num_sampled << last
-            probability = DECAY**last
+        else:
+            # the last level replaces all later ones, and completes the sum exactly
+            num_draws = num_sampled << max_level
+            probability = DECAY**max_level
 
-        draw = sample(num, generator)
+        draw = sample(num_draws, generator)
         require_replacement(draw, type(self).__name__)
+
         ids = draw.ids
         log_q = draw.log_q
-        if level >= last:
+        if level >= max_level:
             ids, log_q = _append_all_classes(ids, log_q, num_classes, targets, self.excludes_label)
 
-        return MultilevelDraw(ids, log_q, None, num_sampled, num, probability)
+        return MultilevelDraw(ids, log_q, None, num_sampled, num_draws, probability)
 
     def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
         if not isinstance(draw, MultilevelDraw):
@@ -173,21 +175,24 @@ class MultilevelLoss(SampledLoss):
             )
 
         block = draw.num_sampled
-        num = draw.num_draws
+        num_draws = draw.num_draws
         probability = draw.probability
-        others = draw.ids.shape[1] - num
+        num_others = draw.ids.shape[1] - num_draws  # classes after the draws, on the last level
         is_valid = (
-            1 <= block <= num and num % block == 0 and others >= 0 and 0.0 < probability <= 1.0
+            1 <= block <= num_draws
+            and num_draws % block == 0
+            and num_others >= 0
+            and 0.0 < probability <= 1.0
         )
-        if not is_valid or (others == 0 and num // block % 2):
+        if not is_valid or (num_others == 0 and num_draws // block % 2):
             raise ValueError(
                 "`draw` must hold two halves of blocks of num_sampled draws, or num_draws of them "
-                f"before all classes, got num_sampled={block}, num_draws={num}, "
+                f"before all classes, got num_sampled={block}, num_draws={num_draws}, "
                 f"probability={probability} and ids of shape {draw.ids.shape}; take it from "
                 f"{type(self).__name__}.draw."
             )
 
-        return LossKernel(multilevel_kernel, (block, num, 1.0 / probability))
+        return LossKernel(multilevel_kernel, (block, num_draws, 1.0 / probability))
 
 
 def _append_all_classes(
@@ -197,20 +202,21 @@ def _append_all_classes(
 
     If `without_labels`, the label of each example is left out.
     """
-    size = len(ids)
-    batch = len(targets.offsets())
+    num_rows = len(ids)
+    num_examples = len(targets.offsets())
     require_bytes(
-        f"all {n} classes of a batch of {batch}, which the last level of a multilevel loss takes,",
-        (16.0 * size + 8.0 * batch) * (n + ids.shape[1]),
+        f"all {n} classes of a batch of {num_examples}, which the last level of a multilevel loss "
+        "takes,",
+        (16.0 * num_rows + 8.0 * num_examples) * (n + ids.shape[1]),
         "take smaller batches, or scheme='masked' with draws that the batch shares",
     )
-    all_classes = np.arange(n)
 
-    # 0, 1, ..., n - 1 without the label of each example
+    all_classes = np.arange(n)
     if without_labels:
+        # rows 0, 1, ..., n - 1 without the label of the example
         all_classes = all_classes[:-1] + (all_classes[:-1] >= targets.labels[:, None])
 
-    all_classes = np.broadcast_to(all_classes, (size, all_classes.shape[-1]))
+    all_classes = np.broadcast_to(all_classes, (num_rows, all_classes.shape[-1]))
     return np.hstack([ids, all_classes]), np.hstack([log_q, np.zeros(all_classes.shape)])
 
 
@@ -224,10 +230,10 @@ def multilevel_kernel(
     either no class or all c other classes. The estimate is the mean of ``log(S_b)``, plus `weight`
     times `_difference_of_halves` or `_difference_from_all`, minus the label's logit.
     """
-    blocks = num_draws // block
-    max_logits = np.empty(blocks)
-    sums = np.empty(blocks)
-    derivatives = np.empty(blocks)
+    num_blocks = num_draws // block
+    max_logits = np.empty(num_blocks)
+    sums = np.empty(num_blocks)
+    derivatives = np.empty(num_blocks)
 
     for p in range(len(logits)):
         row = logits[p]
@@ -237,14 +243,15 @@ def multilevel_kernel(
         loss = 0.0
         label_derivative = 0.0
 
-        for b in range(blocks):
+        for b in range(num_blocks):
             # log S_b, scaled by the largest term of the block
             block_logits = draw_logits[b * block : (b + 1) * block]
             max_logits[b] = exp_relative_to_max(block_logits, label)
             sums[b] = total(block_logits)
+
             # the sum has weights 1 / (M q), a block 1 / (m q): multiply by the number of blocks
             label_mass = math.exp(label - max_logits[b])
-            sampled_mass = blocks * sums[b]
+            sampled_mass = num_blocks * sums[b]
             loss += loss_from_masses(label_mass, sampled_mass, max_logits[b] - label)
             label_derivative -= sampled_mass / (label_mass + sampled_mass)
             derivatives[b] = 1.0 / (label_mass + sampled_mass)
@@ -259,9 +266,9 @@ def multilevel_kernel(
             )
 
         # the derivatives of a block's draws are their weights times one factor
-        losses[p] = loss / blocks + difference
-        row[0] = label_derivative / blocks + d_label
-        for b in range(blocks):
+        losses[p] = loss / num_blocks + difference
+        row[0] = label_derivative / num_blocks + d_label
+        for b in range(num_blocks):
             for k in range(b * block, (b + 1) * block):
                 draw_logits[k] *= derivatives[b]
 
@@ -306,6 +313,7 @@ def _difference_of_halves(
     half = len(max_logits) // 2
     max_1, label_1, mass_1 = _scaled_masses(label, max_logits[:half], sums[:half])
     max_2, label_2, mass_2 = _scaled_masses(label, max_logits[half:], sums[half:])
+
     whole_1 = label_1 + 2.0 * mass_1
     whole_2 = label_2 + 2.0 * mass_2
     max_logit = max(max_1, max_2)
@@ -328,7 +336,6 @@ def _difference_of_halves(
     # derivatives of the two halves have opposite signs
     for b in range(half):
         derivatives[b] += weight * u / whole_1 * math.exp(max_logits[b] - max_1)
-
     for b in range(half, len(max_logits)):
         derivatives[b] -= weight * u / whole_2 * math.exp(max_logits[b] - max_2)
 
@@ -353,6 +360,7 @@ def _difference_from_all(
     """
     max_s, label_s, draws_s = _scaled_masses(label, max_logits, sums)
     max_z = exp_relative_to_max(others, label)
+
     label_z = math.exp(label - max_z)
     others_z = total(others)
     sum_s = label_s + draws_s
@@ -368,7 +376,6 @@ def _difference_from_all(
 
     for k in range(len(others)):
         others[k] *= -weight * x / sum_z
-
     for b in range(len(max_logits)):
         derivatives[b] += weight * x / sum_s * math.exp(max_logits[b] - max_s)
 

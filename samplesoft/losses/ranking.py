@@ -42,7 +42,7 @@ class BPRLoss(SampledLoss):
     -----
     [1]_ draws one class, uniformly, for each pair of example and label. The mean over more draws
     has the same expectation and less variance. With uniform draws it is a smooth bound of the
-    label's mean rank, which weighs all ranks equally. Use it to compare with published results. For
+    label's mean rank, and weighs all ranks equally. Use it to compare with published results. For
     top-k lists, sampled softmax with the same number of draws is better and faster, as figures of
     `samplesoft.recommend.SampledSoftmaxRecommender` show. Each pair of label and draw needs a
     logarithm, so that time grows with the number of labels of an example.
@@ -139,7 +139,6 @@ def bpr_kernel(logits: FloatArray, losses: FloatArray) -> None:
         label = logits[b, 0]
         draws = logits[b, 1:]
         num_weighted = 0
-
         for k in range(len(draws)):
             num_weighted += draws[k] > -np.inf
             draws[k] -= label
@@ -147,10 +146,8 @@ def bpr_kernel(logits: FloatArray, losses: FloatArray) -> None:
         softplus(draws, small, large)
         weight = 1.0 / max(num_weighted, 1)
         losses[b] = weight * (total(large) + total(small))
-
         for k in range(len(draws)):
             draws[k] *= weight
-
         logits[b, 0] = -total(draws)
 
 

@@ -36,7 +36,7 @@ from samplesoft.schemes import Scheme, select
 
 Kernel = Callable[..., None]
 Seed = int | np.random.Generator | None
-# (num, rng) -> draws for the contexts of a batch
+# (number of draws, rng) -> draws for the contexts of a batch
 Sample = Callable[[int, Seed], Draw]
 
 # logits that a thread computes at a time; they fit into its cache
@@ -172,7 +172,8 @@ class SampledLoss(Loss):
         Parameters
         ----------
         sample : callable
-            ``sample(num, rng)`` returns a `Draw` of `num` classes for the contexts of the batch.
+            ``sample(num_draws, rng)`` returns a `Draw` of `num_draws` classes for the contexts of
+            the batch.
         num_sampled : int
             Number of draws m that the caller asks for.
         targets : Targets
@@ -196,7 +197,7 @@ class SampledLoss(Loss):
         properties = self.properties
         ids, log_counts = ids_and_log_counts(draw, batch.z.shape[0])
 
-        # Scores of the labels (P,) and of the draws (B, m), and accidental hits.
+        # Scores of the labels (P,) and of the draws (B, m).
         scores = score_candidates(batch, ids, log_counts, self.normalize)
         label_logits = scores.label_scores  # corrected below
         sampled_scores = scores.sampled_scores
@@ -204,7 +205,7 @@ class SampledLoss(Loss):
         if self.with_replacement:
             require_replacement(draw, type(self).__name__)
 
-        terms = self._kernel_for_draw(draw, batch.class_embeddings.shape[0])
+        loss_kernel = self._kernel_for_draw(draw, batch.class_embeddings.shape[0])
         if self.needs_label_count:
             label_count = checked_label_counts(label_log_count, targets, properties)
 
@@ -216,7 +217,7 @@ class SampledLoss(Loss):
         keeps_label_hits = properties.draws_label
         keeps_other_hits = not self.mask_other_labels
 
-        # hits of all labels of an example are treated alike
+        # if draws count once, hits of all labels of an example are treated alike
         if counts_draws_once:
             keeps_label_hits = keeps_other_hits = keeps_label_hits and keeps_other_hits
 
@@ -237,8 +238,11 @@ class SampledLoss(Loss):
 
         # A logit is a score minus a log expected count. It is computed in float64, because the
         # logarithm of a small probability would lose digits in float32.
-        weights = call_ignoring_overflow(np.exp, -log_counts) if terms.weighs_draws else _NO_WEIGHTS
-        if terms.weighs_draws or not properties.corrects_draws:
+        weights = _NO_WEIGHTS
+        if loss_kernel.weighs_draws:
+            weights = call_ignoring_overflow(np.exp, -log_counts)
+
+        if loss_kernel.weighs_draws or not properties.corrects_draws:
             log_counts = np.zeros_like(log_counts)
 
         if self.offset != 0.0:
@@ -251,6 +255,7 @@ class SampledLoss(Loss):
             if self.mask_other_labels:  # hits of all labels of the example are discarded
                 num_hits = targets.rows(targets.per_example(num_hits))
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.offsets()))
+
             # equivalent to adding the corrections to the logits of all draws
             label_logits = label_logits - reject_corrections(ids.shape[1], num_hits, label_count)
 
@@ -270,19 +275,17 @@ class SampledLoss(Loss):
             counts_draws_once=counts_draws_once,
         )
 
-        losses, d_labels, d_sampled = losses_and_derivatives(pairs, targets, terms, weights)
+        losses, d_labels, d_sampled = losses_and_derivatives(pairs, targets, loss_kernel, weights)
+
         # chain rule: the derivative of |o| is the sign of o
         if self.absolute:
             d_labels *= np.sign(scores.label_scores)
             d_sampled *= np.sign(scores.sampled_scores)
 
-        losses = (
-            losses
-            if targets.example_ids is None
-            else call_ignoring_overflow(targets.per_example, losses)
-        )
-        self.require_usable_draws(losses)
+        if targets.example_ids is not None:
+            losses = call_ignoring_overflow(targets.per_example, losses)
 
+        self.require_usable_draws(losses)
         return losses, (scores, d_labels, d_sampled)
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
@@ -394,13 +397,13 @@ class SampledSoftmaxLoss(SampledLoss):
 
 
 def losses_and_derivatives(
-    pairs: Pairs, targets: Targets, terms: LossKernel, weights: FloatArray
+    pairs: Pairs, targets: Targets, loss_kernel: LossKernel, weights: FloatArray
 ) -> tuple[FloatArray, Rows, Rows]:
     """Return losses (P,), and their derivatives in the scores of labels (P,) and draws (B, m).
 
-    `weights` are the weights of the draws, as in `losses.differentiate`. If each example has one
-    label, the derivatives overwrite ``pairs.sampled_scores``. The loss of a pair is NaN if its
-    label's logit is not finite.
+    `weights` are the weights of the draws, as described in `losses.differentiate`. If each example
+    has one label, the derivatives overwrite ``pairs.sampled_scores``. A pair whose label has a
+    logit that is not finite gets the loss NaN.
     """
     sampled_scores = pairs.sampled_scores
     num_pairs = pairs.label_logits.shape[0]
@@ -409,49 +412,60 @@ def losses_and_derivatives(
     losses = np.empty(num_pairs)
     d_labels = np.empty(num_pairs, sampled_scores.dtype)
 
-    if targets.example_ids is None or terms.merge is None:
-        differentiate = make_row_differentiator(terms.kernel, terms.weighs_draws)
+    if targets.example_ids is None or loss_kernel.merge is None:
+        differentiate = make_row_differentiator(loss_kernel.kernel, loss_kernel.weighs_draws)
         d_sampled = sampled_scores if targets.example_ids is None else np.empty_like(sampled_scores)
-        if terms.shift_invariant:
+        if loss_kernel.shift_invariant:
             dtype = sampled_scores.dtype
-    else:  # several labels: one merged logit replaces all draws of an example
+    else:  # for several labels: a merged logit replaces the draws
         differentiate = make_merged_differentiator(
-            terms.kernel, terms.merge, pairs.keeps_label_hits or pairs.keeps_other_hits
+            loss_kernel.kernel, loss_kernel.merge, pairs.keeps_label_hits or pairs.keeps_other_hits
         )
         d_sampled = np.empty(sampled_scores.shape)
 
     max_pairs = CHUNK_LOGITS // width or 1  # pairs in a chunk
-    size = max(min(max_pairs, num_pairs) * width, 3 * (1 + width))
+    workspace_size = max(min(max_pairs, num_pairs) * width, 3 * (1 + width))
     if num_pairs <= _CHUNKS_PER_JOB * max_pairs:
-        logits = np.empty(size, dtype)
+        logits = np.empty(workspace_size, dtype)
         differentiate(
-            pairs, 0, num_pairs, terms.parameters, weights, logits, losses, d_labels, d_sampled
+            pairs,
+            0,
+            num_pairs,
+            loss_kernel.parameters,
+            weights,
+            logits,
+            losses,
+            d_labels,
+            d_sampled,
         )
     else:
         offsets = [*targets.offsets().tolist(), num_pairs]
 
         def differentiate_examples(examples: slice) -> None:
-            first = offsets[examples.start]
-            last = offsets[examples.stop]
-            logits = np.empty(size, dtype)
+            start = offsets[examples.start]
+            stop = offsets[examples.stop]
+            logits = np.empty(workspace_size, dtype)
             differentiate(
-                pairs, first, last, terms.parameters, weights, logits, losses, d_labels, d_sampled
+                pairs,
+                start,
+                stop,
+                loss_kernel.parameters,
+                weights,
+                logits,
+                losses,
+                d_labels,
+                d_sampled,
             )
 
         # waking a thread costs more than a smaller job
-        pairs_each = -(-num_pairs // len(sampled_scores))
-        thread_for_each(
-            differentiate_examples,
-            chunks(len(sampled_scores), max(1, _CHUNKS_PER_JOB * max_pairs // pairs_each)),
-        )
+        pairs_per_example = -(-num_pairs // len(sampled_scores))
+        examples_per_job = max(1, _CHUNKS_PER_JOB * max_pairs // pairs_per_example)
+        thread_for_each(differentiate_examples, chunks(len(sampled_scores), examples_per_job))
 
-    return (
-        losses,
-        d_labels,
-        d_sampled
-        if d_sampled.dtype == sampled_scores.dtype
-        else d_sampled.astype(sampled_scores.dtype),
-    )
+    if d_sampled.dtype != sampled_scores.dtype:
+        d_sampled = d_sampled.astype(sampled_scores.dtype)
+
+    return losses, d_labels, d_sampled
 
 
 @lru_cache(4)
@@ -464,8 +478,8 @@ def cached_zeros(size: int) -> IntArray:
 def softmax_kernel(logits: FloatArray, losses: FloatArray) -> None:
     """Write ``logsumexp(logits) - logits[0]`` of each row, and overwrite rows by its gradient.
 
-    Column 0 of the logits (P, 1 + m) holds the label's logit, which is finite. From float32 rows
-    `write_pair_logits` has already subtracted the maximum.
+    Column 0 of the logits (P, 1 + m) holds the label's logit, which is finite. The maximum of a
+    float32 row must be 0: `write_pair_logits` has already subtracted it.
     """
     for b in range(len(logits)):
         row = logits[b]
@@ -500,7 +514,7 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
             for k in range(len(row)):
                 row[k] -= merged[b]
 
-    # The derivative of logsumexp in a logit is the draw's fraction of the sum.
+    # the derivative of logsumexp in a logit is the draw's fraction of the sum
     exp_in_place(logits.reshape(-1))
     for b in range(len(logits)):
         row = logits[b]
@@ -537,9 +551,9 @@ def label_derivative(label_mass: float, sampled_mass: float) -> float:
 def loss_from_masses(label_mass: float, sampled_mass: float, label_gap: float) -> float:
     """Return ``log(1 + sampled_mass / label_mass)``, where ``label_mass = exp(-label_gap)``.
 
-    A small loss keeps its digits only with ``log1p(sampled_mass / label_mass)``, which divides by 0
-    if the label mass underflows. It is used if the label has the larger mass, and otherwise
-    ``label_gap + log(label_mass + sampled_mass)``.
+    A small loss keeps its digits only with ``log1p(sampled_mass / label_mass)``, but that formula
+    divides by 0 if the label mass underflows. It is therefore used only if the label has the larger
+    mass; otherwise ``label_gap + log(label_mass + sampled_mass)`` is returned.
     """
     if label_mass > sampled_mass:
         return math.log1p(sampled_mass / label_mass)

@@ -73,9 +73,8 @@ class Candidates(NamedTuple):
 
     rows: Any  # row of each candidate in the block
     order: Any  # candidates, sorted by class
-    # (k,): index in `order` of the first candidate of each class
-    offsets: Any
-    # whether candidates are B labels and m draws; else B times a label and m draws
+    offsets: Any  # (k,): index in `order` of the first candidate of each class
+    # True for B labels and m draws; False for B times a label and its m draws
     shared: bool
 
 
@@ -132,18 +131,27 @@ class CudaPasses:
     def backward(self, batch: Batch, saved: _ForwardArrays, weights: FloatArray) -> Gradients:
         """Return the gradients in contexts times tau, in class vectors and in biases."""
         dtype = batch.z.dtype
-        num = saved.block.shape[0]
+        num_classes = saved.block.shape[0]
         d_scores = saved.d_scores
         candidates = saved.candidates
-        as_dtype = to_device(weights.astype(dtype))
+        typed_weights = to_device(weights.astype(dtype))
+
         dz = empty(batch.z.shape, dtype)
         d_block = empty(saved.block.shape, dtype)
-        d_biases = empty(0 if batch.biases is None else num, dtype)
+        d_biases = empty(0 if batch.biases is None else num_classes, dtype)
+
         launch_warps(
-            context_gradients, dz.shape[0], d_scores, saved.block, candidates, as_dtype, dz
+            context_gradients, dz.shape[0], d_scores, saved.block, candidates, typed_weights, dz
         )
         launch_warps(
-            class_gradients, num, d_scores, batch.z, candidates, as_dtype, d_block, d_biases
+            class_gradients,
+            num_classes,
+            d_scores,
+            batch.z,
+            candidates,
+            typed_weights,
+            d_block,
+            d_biases,
         )
         if saved.norms is not None:
             unit_rows_backward(d_block, saved.block, saved.norms)
@@ -157,10 +165,12 @@ class CudaPasses:
         m = ids.shape[1]
         dtype = batch.z.dtype
         shared = ids.shape[0] == 1 < size
+
         listed = empty(size + m if shared else size * (1 + m), np.int64)
         launch_threads(list_candidates, listed.size, batch.targets.labels, ids, shared, listed)
         classes, rows, order, offsets = group_equal_ids(listed, batch.class_embeddings.shape[0])
         candidates = Candidates(rows, order, offsets, shared)
+
         block = take_rows(batch.class_embeddings, classes)
         norms = None
         if self._loss.normalize:
@@ -245,9 +255,9 @@ def row_of_candidate(b: int, k: int, shape: tuple[int, int], candidates: Any) ->
 @kernel
 def score_candidates(z: Any, block: Any, biases: Any, candidates: Any, scores: Any) -> None:
     """Write scores (B, 1 + m) of labels and draws, one warp per score; `biases` may be empty."""
-    num = scores.shape[1]
-    b = warp_index() // num
-    k = warp_index() % num
+    num_scores = scores.shape[1]
+    b = warp_index() // num_scores
+    k = warp_index() % num_scores
     if b >= scores.shape[0]:
         return
     row = row_of_candidate(b, k, scores.shape, candidates)
@@ -288,18 +298,19 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
         return
 
     row = b if draws.ids.shape[0] > 1 else 0
-    hits = 0
-    not_finite = 0 if abs(scores[b, 0]) < math.inf else 1
+    hit_count = 0
+    num_not_finite = 0 if abs(scores[b, 0]) < math.inf else 1
 
     for k in range(lane(), m, WARP_SIZE):
-        hits += 1 if draws.ids[row, k] == draws.labels[b] else 0
-        not_finite += 0 if abs(scores[b, 1 + k]) < math.inf else 1
+        hit_count += 1 if draws.ids[row, k] == draws.labels[b] else 0
+        num_not_finite += 0 if abs(scores[b, 1 + k]) < math.inf else 1
 
-    hits = warp_sum(hits)
-    not_finite = warp_sum(not_finite)
+    hit_count = warp_sum(hit_count)
+    num_not_finite = warp_sum(num_not_finite)
+
     log_count = draws.log_m
     if draws.divides_by_accepted:
-        log_count -= reject_correction(m, hits, draws.label_log_counts[b])
+        log_count -= reject_correction(m, hit_count, draws.label_log_counts[b])
 
     label_score = float(scores[b, 0])
     label_logit = abs(label_score) if draws.absolute else label_score
@@ -307,17 +318,17 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
         label_logit -= draws.label_log_counts[b]
 
     max_logit = label_logit
+    # three passes over the scores, because a row of logits does not fit into registers
     for k in range(lane(), m, WARP_SIZE):
         max_logit = max(max_logit, draw_logit(float(scores[b, 1 + k]), draws, b, k, log_count))
-
     max_logit = warp_max(max_logit)
-    # three passes over the scores, because a row of logits does not fit into registers
+
     drawn_mass = 0.0
     for k in range(lane(), m, WARP_SIZE):
         logit = draw_logit(float(scores[b, 1 + k]), draws, b, k, log_count)
         drawn_mass += math.exp(logit - max_logit)
-
     drawn_mass = warp_sum(drawn_mass)
+
     label_mass = math.exp(label_logit - max_logit)
     for k in range(lane(), m, WARP_SIZE):
         score = float(scores[b, 1 + k])
@@ -329,22 +340,22 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
         derivative = label_derivative(label_mass, drawn_mass)
         scores[b, 0] = derivative * sign(label_score) if draws.absolute else derivative
         loss = loss_from_masses(label_mass, drawn_mass, max_logit - label_logit)
-        losses[b] = loss if not_finite == 0 else math.nan
-        num_hits[b] = hits
+        losses[b] = loss if num_not_finite == 0 else math.nan
+        num_hits[b] = hit_count
 
 
 @kernel
 def context_gradients(d_scores: Any, block: Any, candidates: Any, weights: Any, dz: Any) -> None:
     """Write the gradient (B, d) in the contexts, a warp for each."""
     b = warp_index()
-    batch, num = d_scores.shape
+    batch, num_scores = d_scores.shape
     if b >= batch:
         return
 
     # one lane per feature, so that the sum over draws has a fixed order
     for f in range(lane(), dz.shape[1], WARP_SIZE):
         total = dz.dtype.type(0)
-        for k in range(num):
+        for k in range(num_scores):
             row = row_of_candidate(b, k, d_scores.shape, candidates)
             total += d_scores[b, k] * block[row, f]
         dz[b, f] = total * weights[b]
@@ -359,7 +370,7 @@ def class_gradients(
     One warp per class sums over its candidates in the order of the examples.
     """
     g = warp_index()
-    batch, num = d_scores.shape
+    batch, num_scores = d_scores.shape
     if g >= d_block.shape[0]:
         return
 
@@ -375,21 +386,21 @@ def class_gradients(
 
         for i in range(start, stop):
             candidate = candidates.order[i]
-            # the label of one example
-            first = candidate
-            last = candidate + 1
+            # by default, the label of one example
+            example_start = candidate
+            example_stop = candidate + 1
             k = 0
 
             if not candidates.shared:
-                first = candidate // num
-                last = candidate // num + 1
-                k = candidate % num
+                example_start = candidate // num_scores
+                example_stop = candidate // num_scores + 1
+                k = candidate % num_scores
             elif candidate >= batch:  # a draw that all examples share
-                first = 0
-                last = batch
+                example_start = 0
+                example_stop = batch
                 k = candidate - batch + 1
 
-            for b in range(first, last):
+            for b in range(example_start, example_stop):
                 derivative = d_scores[b, k] * weights[b]
                 total += derivative if is_bias else derivative * z[b, f]
 

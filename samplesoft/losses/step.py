@@ -30,7 +30,7 @@ from samplesoft.samplers.base import Rows
 
 # float32 or float64, the same for all arguments of a call
 Floats = NDArray[Any]
-# rows to prefetch ahead of the one that is copied
+# number of rows between the row that is copied and the row that is prefetched
 _PREFETCHED_ROWS = 4
 
 
@@ -93,9 +93,9 @@ def list_candidates(
     copy_row(out[2], inverse)
     copy_row(out[3], order)
     copy_row(out[4], offsets)
-    num_label_and_drawn = 0
 
     # `order` lists the labels of a class before its draws
+    num_label_and_drawn = 0
     for g in range(len(unique)):
         num_label_and_drawn += order[offsets[g]] < len(labels) <= order[offsets[g + 1] - 1]
 
@@ -126,16 +126,16 @@ def score_labels(
     z: Floats,
     example_ids: IntArray,
     first_example: int,
-    first_pair: int,
-    last_pair: int,
+    start: int,
+    stop: int,
     label_scores: FloatArray,
 ) -> None:
-    """Write the label scores (P,) of the pairs [first_pair, last_pair).
+    """Write the label scores (P,) of the pairs [start, stop).
 
     The vector of label p is row ``rows[p]`` of the block. Its context is row
     ``example_ids[p] - first_example`` of `z`.
     """
-    for p in range(first_pair, last_pair):
+    for p in range(start, stop):
         label_scores[p] = row_dot(block, rows[p], z, example_ids[p] - first_example)
 
 
@@ -146,73 +146,76 @@ def add_label_context_gradients(
     rows: IntArray,
     example_ids: IntArray,
     first_example: int,
-    first_pair: int,
-    last_pair: int,
+    start: int,
+    stop: int,
     dz: Floats,
 ) -> None:
     """Add the labels' contribution to the gradients `dz` of the contexts.
 
     `d_labels` (P,) are derivatives in the label scores. For the other arguments see `score_labels`.
     """
-    for p in range(first_pair, last_pair):
+    for p in range(start, stop):
         add_row(dz[example_ids[p] - first_example], d_labels[p], block[rows[p]])
 
 
 @njit
-def score_draws(block: Rows, z: Rows, num: int, width: int, scores: Rows, product: Rows) -> None:
-    """Write the scores of `num` shared draws for a block of examples.
+def score_draws(
+    block: Rows, z: Rows, num_draws: int, chunk_width: int, scores: Rows, product: Rows
+) -> None:
+    """Write the scores of `num_draws` shared draws for a block of examples.
 
-    The vectors of the draws are the first rows of `block`; `z` (b, d) are the contexts. `scores` is
-    flat, with the `num` scores of the first example, then of the second, and so on. Scores are
-    computed for `width` draws at a time; `product` is workspace.
+    The vectors of the draws are the first rows of `block`; `z` (b, d) are the contexts. The flat
+    array `scores` receives the `num_draws` scores of the first example, then those of the second,
+    and so on. Scores are computed for `chunk_width` draws at a time; `product` is workspace.
     """
-    for start in range(0, num, width):
-        stop = min(start + width, num)
-        scores_of_chunk = product[: len(z) * (stop - start)].reshape((len(z), stop - start))
-        np.dot(z, block[start:stop].T, scores_of_chunk)
+    for start in range(0, num_draws, chunk_width):
+        stop = min(start + chunk_width, num_draws)
+        chunk_scores = product[: len(z) * (stop - start)].reshape((len(z), stop - start))
+        np.dot(z, block[start:stop].T, chunk_scores)
         for b in range(len(z)):
-            copy_row(scores[b * num + start :], scores_of_chunk[b])
+            copy_row(scores[b * num_draws + start :], chunk_scores[b])
 
 
 @njit
 def context_gradients_of_draws(
-    d_sampled: Rows, block: Rows, num: int, width: int, dz: Rows, product: Rows
+    d_sampled: Rows, block: Rows, num_draws: int, chunk_width: int, dz: Rows, product: Rows
 ) -> None:
-    """Write the contribution of `num` shared draws to the gradients `dz` (b, d) of a block of `z`.
+    """Write the contribution of `num_draws` shared draws to the gradients in a block of contexts.
 
-    The vectors of the draws are the first rows of `block`. ``d_sampled[j]`` holds the derivatives
-    in the scores of the j-th chunk of `width` draws, flattened. `product` is workspace.
+    `dz` (b, d) receives the gradients.     The vectors of the draws are the first rows of `block`.
+    ``d_sampled[j]`` holds the derivatives in the scores of the j-th chunk of `chunk_width` draws,
+    flattened. `product` is workspace.
     """
     chunk_product = product[: dz.size].reshape(dz.shape)
     dz[:] = 0.0
-    for start in range(0, num, width):
-        chunk_width = min(width, num - start)
-        d_scores = d_sampled[start // width][: len(dz) * chunk_width].reshape(
-            (len(dz), chunk_width)
-        )
-        np.dot(d_scores, block[start : start + chunk_width], chunk_product)
+    for start in range(0, num_draws, chunk_width):
+        chunk_draws = min(chunk_width, num_draws - start)
+        flat_scores = d_sampled[start // chunk_width][: len(dz) * chunk_draws]
+        d_scores = flat_scores.reshape((len(dz), chunk_draws))
+        np.dot(d_scores, block[start : start + chunk_draws], chunk_product)
         for b in range(len(dz)):
             add_row(dz[b], 1.0, chunk_product[b])
 
 
 @njit
 def class_gradients_of_draws(
-    d_sampled: Rows, j: int, size: int, z: Rows, num: int, gradient: Rows, product: Rows
+    d_sampled: Rows, j: int, size: int, z: Rows, num_drawn: int, gradient: Rows, product: Rows
 ) -> None:
     """Write the contribution of draws to the gradients of the classes in block j.
 
-    The first `num` classes of the block are drawn; the rows of `gradient` after them become 0.
-    ``d_sampled[i, j]`` holds the flattened derivatives in the scores of these `num` draws, for the
-    i-th block of `size` examples. `product` is workspace.
+    The first `num_drawn` classes of the block are drawn; the rows of `gradient` after them become
+    0. ``d_sampled[i, j]`` holds the flattened derivatives in the scores of the drawn classes, for
+    the i-th block of `size` examples. `product` is workspace.
     """
     gradient[:] = 0.0
-    if num > 0:
-        chunk_product = product[: num * z.shape[1]].reshape((num, z.shape[1]))
+
+    if num_drawn > 0:
+        chunk_product = product[: num_drawn * z.shape[1]].reshape((num_drawn, z.shape[1]))
         for start in range(0, len(z), size):
             stop = min(start + size, len(z))
-            d_scores = d_sampled[start // size, j][: (stop - start) * num]
-            np.dot(d_scores.reshape((stop - start, num)).T, z[start:stop], chunk_product)
-            for k in range(num):
+            d_scores = d_sampled[start // size, j][: (stop - start) * num_drawn]
+            np.dot(d_scores.reshape((stop - start, num_drawn)).T, z[start:stop], chunk_product)
+            for k in range(num_drawn):
                 add_row(gradient[k], 1.0, chunk_product[k])
 
 
@@ -243,16 +246,16 @@ def score_shared_draws(
     if num_unique < 0:
         return num_unique
 
-    pairs = len(label_scores)
+    num_pairs = len(label_scores)
     m = sampled_scores.shape[1]
     classes = candidate_table[0, :-1]
     gather_rows(classes, rows, len(norms) > 0, block, norms)
-    score_labels(block, np.arange(pairs), z, example_ids, 0, 0, pairs, label_scores)
+    score_labels(block, np.arange(num_pairs), z, example_ids, 0, 0, num_pairs, label_scores)
 
     if multiply:
         if m > 0:
             # a contiguous copy makes the product faster
-            np.dot(z, np.ascontiguousarray(block[pairs:].T), sampled_scores)
+            np.dot(z, np.ascontiguousarray(block[num_pairs:].T), sampled_scores)
         add_biases_and_mark_not_finite(example_ids, classes, biases, label_scores, sampled_scores)
 
     return num_unique
@@ -266,23 +269,23 @@ def add_biases_and_mark_not_finite(
     label_scores: FloatArray,
     sampled_scores: Floats,
 ) -> None:
-    """Add biases to the scores of labels (P,) and draws (B, m), and mark invalid examples by NaN.
+    """Add biases to the scores of P labels and of the draws (B, m), and mark invalid examples.
 
-    The label scores of an example become NaN if the score of a draw is not finite. `candidates` are
-    the labels, followed by one shared set of draws, or by the draws of each example. `biases` (n,)
-    may be empty.
+    All label scores of an example become NaN if the score of one of its draws is not finite.
+    `candidates` holds the P labels, and then either m shared draws or m draws for each example.
+    `biases` (n,) may be empty.
     """
-    pairs = len(label_scores)
+    num_pairs = len(label_scores)
     m = sampled_scores.shape[1]
     if len(biases) > 0:
-        for p in range(pairs):
+        for p in range(num_pairs):
             # the sum is computed in the dtype of scores and biases
             label_scores[p] = sampled_scores.dtype.type(label_scores[p]) + biases[candidates[p]]
-        first = pairs
+        first_draw = num_pairs
         for b in range(len(sampled_scores)):
             for k in range(m):
-                sampled_scores[b, k] += biases[candidates[first + k]]
-            first += m if len(candidates) > pairs + m else 0
+                sampled_scores[b, k] += biases[candidates[first_draw + k]]
+            first_draw += m if len(candidates) > num_pairs + m else 0
 
     nan_where_not_finite(label_scores, sampled_scores, example_ids, 0, 0)
 
@@ -309,33 +312,37 @@ def shared_draw_gradients(
     gradients in the vectors of the draws, and `dz` the contribution of the draws to the gradients
     in the contexts. Otherwise `draw_gradients` is empty.
     """
-    pairs = len(d_labels)
+    num_pairs = len(d_labels)
     m = d_sampled.shape[1]
     order = candidate_table[3]
     offsets = candidate_table[4]
-    column = weights.astype(z.dtype)
-    weighted = np.empty_like(z)
+    example_weights = weights.astype(z.dtype)
+    weighted_z = np.empty_like(z)
 
     for b in range(len(z)):
         for f in range(z.shape[1]):
-            weighted[b, f] = column[b] * z[b, f]
+            weighted_z[b, f] = example_weights[b] * z[b, f]
 
     if len(draw_gradients) == 0:
         draw_gradients = np.empty((m, z.shape[1]), z.dtype)
         if m > 0:
-            np.dot(d_sampled, block[pairs:], dz)
-            np.dot(d_sampled.T, weighted, draw_gradients)
+            np.dot(d_sampled, block[num_pairs:], dz)
+            np.dot(d_sampled.T, weighted_z, draw_gradients)
         else:
             dz[:] = 0.0
 
-    class_gradients(d_labels, d_sampled, weighted, example_ids, draw_gradients, order, offsets, dW)
-    add_label_context_gradients(d_labels, block, np.arange(pairs), example_ids, 0, 0, pairs, dz)
+    class_gradients(
+        d_labels, d_sampled, weighted_z, example_ids, draw_gradients, order, offsets, dW
+    )
+    add_label_context_gradients(
+        d_labels, block, np.arange(num_pairs), example_ids, 0, 0, num_pairs, dz
+    )
     for b in range(len(z)):
         for f in range(z.shape[1]):
-            dz[b, f] *= column[b]
+            dz[b, f] *= example_weights[b]
 
     if len(norms) > 0:
-        # the block may have several equal rows for a class: take the first
+        # the block may have several equal rows for a class; the first is used
         unit = np.empty_like(dW)
         class_norms = np.empty(len(dW))
         for g in range(len(dW)):
@@ -393,7 +400,7 @@ def class_gradients(
     empty. Candidates are numbered: first the labels, then the draws. Class g has the candidates
     ``order[offsets[g]:offsets[g + 1]]``; see `kernels.sort_ids.group_equal_ids`.
     """
-    pairs = len(d_labels)
+    num_pairs = len(d_labels)
     m = d_sampled.shape[1]
     d_draws = d_sampled.ravel()
     total = np.empty(out.shape[1])
@@ -403,7 +410,7 @@ def class_gradients(
         start, stop = offsets[g], offsets[g + 1]
         for i in range(start, stop):
             index = order[i]
-            draw = index - pairs
+            draw = index - num_pairs
             if draw < 0:
                 factor = d_labels[index]
                 matrix = z
@@ -447,18 +454,18 @@ def find_accidental_hits(
     ``order[offsets[g]:offsets[g + 1]]``. There are `num_draws` draws for each example, or for all
     examples together if `shares_draws`.
     """
-    pairs = len(label_indices)
-    hit_starts = np.empty(pairs, np.int64)
-    hit_stops = np.empty(pairs, np.int64)
+    num_pairs = len(label_indices)
+    hit_starts = np.empty(num_pairs, np.int64)
+    hit_stops = np.empty(num_pairs, np.int64)
     hit_columns = np.empty(len(order), np.int64)
 
-    for p in range(pairs):
-        i_begin = offsets[label_indices[p]]
-        i_end = offsets[label_indices[p] + 1]
-        first_draw = pairs + (0 if shares_draws else example_ids[p] * num_draws)
-        i = i_begin + count_below(order[i_begin:i_end], first_draw)
+    for p in range(num_pairs):
+        start = offsets[label_indices[p]]
+        stop = offsets[label_indices[p] + 1]
+        first_draw = num_pairs + (0 if shares_draws else example_ids[p] * num_draws)
+        i = start + count_below(order[start:stop], first_draw)
         hit_starts[p] = i
-        while i < i_end and order[i] < first_draw + num_draws:
+        while i < stop and order[i] < first_draw + num_draws:
             hit_columns[i] = order[i] - first_draw
             i += 1
         hit_stops[p] = i
@@ -540,15 +547,15 @@ def mask_hits(pairs: Pairs, p: int, row: FloatArray) -> None:
     The row (1 + m,) holds the logit of the label, followed by the logits of the draws.
     """
     example_ids = pairs.example_ids
-    first = p
-    last = p + 1
+    start = p
+    stop = p + 1
     if not pairs.keeps_other_hits:  # hits of all labels of the example are masked
-        while first > 0 and example_ids[first - 1] == example_ids[p]:
-            first -= 1
-        while last < len(example_ids) and example_ids[last] == example_ids[p]:
-            last += 1
+        while start > 0 and example_ids[start - 1] == example_ids[p]:
+            start -= 1
+        while stop < len(example_ids) and example_ids[stop] == example_ids[p]:
+            stop += 1
 
-    for q in range(first, last):
+    for q in range(start, stop):
         if not keeps_hits(pairs, p, q):
             for i in range(pairs.hit_starts[q], pairs.hit_stops[q]):
                 row[1 + pairs.hit_columns[i]] = -np.inf
@@ -601,23 +608,28 @@ def scatter_logit_gradients(
 
 
 @njit
-def reject_correction(m: int, hits: int, label_count: float) -> float:
+def reject_correction(m: int, num_hits: int, label_count: float) -> float:
     """Return the term that scheme "reject" adds to the logits of the accepted draws.
 
-    Of the m draws, `hits` are the label t, and are discarded. The other ``m - hits`` draws have the
-    distribution q given that the class is not t, so that class j has the expected count
-    ``(m - hits) q_j / (1 - q_t)`` in place of ``m q_j``. `label_count` is ``log(m q_t)``.
-    Subtracting the term from the label's logit instead gives the same softmax.
+    Of the m draws, `num_hits` are the label t, and are discarded. The ``k = m - num_hits`` accepted
+    draws have the distribution q given that the class is not t. Class j therefore has the expected
+    count ``k q_j / (1 - q_t)`` in place of ``m q_j``. `label_count` is ``log(m q_t)``. Subtracting
+    the term from the label's logit instead gives the same softmax.
     """
     # m (1 - q_t) is computed by expm1, so that it keeps its digits if q_t is near 1
-    expected = -m * math.expm1(min(label_count - math.log(m), 0.0))
-    return math.log(expected / (m - hits)) if expected > 0.0 and hits < m else 0.0
+    expected_count = -m * math.expm1(min(label_count - math.log(m), 0.0))
+    has_correction = expected_count > 0.0 and num_hits < m
+    return math.log(expected_count / (m - num_hits)) if has_correction else 0.0
 
 
 @njit
-def reject_corrections(m: int, hits: IntArray, label_counts: FloatArray) -> FloatArray:
-    """Return the `reject_correction` (P,) of each pair; `hits` (P,) is empty if there are none."""
+def reject_corrections(m: int, hit_counts: IntArray, label_counts: FloatArray) -> FloatArray:
+    """Return the `reject_correction` (P,) of each pair.
+
+    `hit_counts` (P,) are the numbers of accidental hits; empty if there are none.
+    """
     corrections = np.empty(len(label_counts))
     for p in range(len(corrections)):
-        corrections[p] = reject_correction(m, hits[p] if len(hits) > 0 else 0, label_counts[p])
+        num_hits = hit_counts[p] if len(hit_counts) > 0 else 0
+        corrections[p] = reject_correction(m, num_hits, label_counts[p])
     return corrections
