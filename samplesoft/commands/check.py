@@ -156,7 +156,8 @@ def _with_explained_errors(check: Callable[[], Any], options: argparse.Namespace
         return check()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # also SystemExit, whose status would seem to judge the loss
+    except BaseException as error:
+        # this includes SystemExit, whose status would seem to judge the loss
         frames = frames_of_user(error)
         if frames is None:
             if isinstance(error, (MemoryError, OSError, OverflowError, TypeError, ValueError)):
@@ -168,14 +169,13 @@ def _with_explained_errors(check: Callable[[], Any], options: argparse.Namespace
             ) from None
 
         _show_traceback(error, options)
-        problem, (file, line, _) = "`loss` or `--proposal` must not raise", frames[-1]
+        file, line, _ = frames[-1]
         location = f" in {os.path.basename(file)}, line {line}" if file else ""
         names = dict.fromkeys(name for *_, name in frames if name)
         call_chain = f" ({' > '.join(names)})" if names else ""
         raise ValueError(
-            f"{problem}, got {_describe_error(error)}{location}{call_chain}; the loss could not "
-            "be checked. "
-            "--traceback shows more."
+            f"`loss` or `--proposal` must not raise, got {_describe_error(error)}{location}"
+            f"{call_chain}; the loss could not be checked. --traceback shows more."
         ) from None
 
 
@@ -191,7 +191,7 @@ def _show_traceback(error: BaseException, options: argparse.Namespace) -> None:
 
 
 def _load_proposal(options: argparse.Namespace) -> Any:
-    """Return the value of ``--proposal``: a name in `NAMED`, or the object ``module:name``."""
+    """Return the value of ``--proposal``: a name in `NAMED_PROPOSALS`, or the object it names."""
     text = options.proposal
     if ":" in text:
         return _load_object("--proposal", text, options)
@@ -232,15 +232,21 @@ def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
 
 
 def _import_error_location(error: BaseException) -> str:
-    """Return the file and line where an import failed, as text; in the user's code if possible."""
+    """Return " in FILE, line N" for the place where an import failed.
+
+    The place is in the user's code if possible. Returns an empty text if the message of the error
+    names the place, or if no place is known.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return ""  # the message has the location already
+
     skipped = (os.path.dirname(os.__file__), os.path.abspath(__file__), "<frozen")
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     library_frames = [f for f in frames if "-packages" in f[0]]
     user_frames = [f for f in frames if not f[0].startswith(skipped) and f not in library_frames]
     if not (user_frames or library_frames):
         return ""
+
     file, line = (user_frames or library_frames)[-1]
     return f" in {os.path.basename(file)}, line {line}"
 

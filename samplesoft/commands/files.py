@@ -101,10 +101,11 @@ def check_files(options: argparse.Namespace) -> None:
 
 def check_folder(option: str, folder: str | Path) -> None:
     """Raise ValueError unless `folder` is writable, or can be created."""
+    # check the nearest folder that exists, in which the missing folders would be created
     existing = Path(folder)
-    # check the nearest folder that exists, in which the others would be created
     while not os.path.exists(existing) and existing != existing.parent:
         existing = existing.parent
+
     if not existing.is_dir() or not _can_write(existing / "draft"):
         reason = "is not writable" if existing.is_dir() else "is a file"
         raise ValueError(
@@ -140,9 +141,9 @@ def _check_file(option: str, path: str, folders: list[tuple[str, OutputFolder]])
     elif os.path.exists(path) and not os.access(path, os.W_OK):
         problem = "the file there may not be changed"
     elif not _can_write(Path(path)):
-        within = os.path.dirname(os.path.abspath(path))
+        parent = os.path.dirname(os.path.abspath(path))
         # a missing folder is allowed if the command creates it
-        if os.path.exists(within) or not any(_is_same(within, made) for _, made in folders):
+        if os.path.exists(parent) or not any(_is_same(parent, folder) for _, folder in folders):
             problem = "no file can be made there"
 
     if problem:
@@ -237,6 +238,7 @@ def _missing_names_match(first: _ResolvedPath, second: _ResolvedPath, length: in
     """
     names = first.missing_names
     others = second.missing_names[:length]
+
     if names == others or len(names) != len(others):
         return names == others
     if [*map(_normalised_name, names)] != [*map(_normalised_name, others)]:

@@ -14,7 +14,7 @@ from samplesoft.commands.files import InputFile, OutputFile
 from samplesoft.commands.options import positive_int, suppress_closed_pipe
 from samplesoft.commands.source import read_inputs
 
-_ROWS_AT_A_TIME = 1024  # inputs per chunk
+_INPUTS_PER_CHUNK = 1024
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +48,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="number of classes for each input (default 5, or all classes if there are fewer)",
     )
-    text = "file for the predictions (default: stdout)"
-    parser.add_argument("--output", type=OutputFile, metavar="FILE", help=text)
+
+    parser.add_argument(
+        "--output",
+        type=OutputFile,
+        metavar="FILE",
+        help="file for the predictions (default: stdout)",
+    )
+
     parser.set_defaults(run=run)
 
 
@@ -81,8 +87,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _write_predictions(stream: TextIO, inputs: Any, trained: Any, k: int) -> None:
     name = "user" if trained.leave_out else "row"
+
     with progress_bar(True, total=inputs.shape[0], unit="input", desc="predict") as bar:
-        for chunk in chunks(inputs.shape[0], _ROWS_AT_A_TIME):
+        for chunk in chunks(inputs.shape[0], _INPUTS_PER_CHUNK):
             ids, scores = trained.top_k(inputs[chunk], k)
             labels = ids if trained.classes is None else trained.classes[ids]
 
@@ -90,6 +97,7 @@ def _write_predictions(stream: TextIO, inputs: Any, trained: Any, k: int) -> Non
                 if trained.leave_out and not inputs[[chunk.start + row]].nnz:
                     # a user without items, which the file does not list
                     continue
+
                 is_candidate = scores[row] > -float("inf")  # excluded items have the score -inf
                 line = {
                     name: chunk.start + row,

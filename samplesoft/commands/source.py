@@ -98,6 +98,7 @@ def add_source_options(parser: argparse.ArgumentParser, *, examples: int, logits
         {name: option for name, option in options.items() if logits or name not in _LOGIT_OPTIONS}
         for options in (_INPUT_OPTIONS, _EXTRA_OPTIONS)
     )
+
     group = parser.add_argument_group(f"input (one of {', '.join(map(flag, input_options))})")
     add_options(group.add_mutually_exclusive_group(), input_options)
     add_options(group, extra_options)
@@ -129,14 +130,16 @@ def _read_source(options: argparse.Namespace) -> Source:
     if options.logits:
         # without vectors, samplers that use vectors cannot be tried
         logits, labels = load_logits(options.logits, options.labels)
-        count = options.examples
-        return Source(f"logits of {options.logits}", logits[:count], labels[:count])
+        num_examples = options.examples
+        title = f"logits of {options.logits}"
+        return Source(title, logits[:num_examples], labels[:num_examples])
 
     if options.checkpoint:
         trained = _load_trained(options)
         title = f"checkpoint {options.checkpoint} after {trained.step:,} steps"
         if options.input:
             title += f", examples of {options.input}"
+
         source = _source_from_vectors(title, trained.embeddings, trained.tau)
         if trained.absolute:  # logits |o| are not products of vectors
             logits = np.abs(source.logits)
@@ -164,7 +167,15 @@ def _source_from_vectors(title: str, vectors: Embeddings, tau: float | None) -> 
     are_unit = have_unit_norm(vectors.h, vectors.class_embeddings)
     tau = as_tau(tau, are_unit)
     logits = tau * (vectors.h @ vectors.class_embeddings.T)
-    return Source(title, logits, vectors.labels, vectors, vectors.counts, tau, are_unit)
+    return Source(
+        title=title,
+        logits=logits,
+        labels=vectors.labels,
+        embeddings=vectors,
+        counts=vectors.counts,
+        tau=tau,
+        unit_vectors=are_unit,
+    )
 
 
 def _load_trained(options: argparse.Namespace) -> TrainedSoftmax:
@@ -197,9 +208,8 @@ def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:
     width = trained.model.num_inputs
     if trained.leave_out:
         interactions = load_interactions(path)
-        interactions = enlarged_to_shape(
-            interactions, (interactions.shape[0], max(interactions.shape[1], width))
-        )
+        shape = (interactions.shape[0], max(interactions.shape[1], width))
+        interactions = enlarged_to_shape(interactions, shape)
         examples = SparseExamples(interactions, interactions)
     else:
         examples = load_xml_repository(path)

@@ -71,10 +71,11 @@ def reject(scores, label, ids, counts, label_count, lib=math):
     """Return the loss that discards draws of the label.
 
     The k accepted draws have distribution q_j / (1 - q_t) and expected count k q_j / (1 - q_t).
-    With c = num q_j and label_count = num q_t, that is k c / (num - label_count).
+    With c = m q_j and label_count = m q_t, that is k c / (m - label_count).
     """
-    kept, num = draws_without_label(label, ids, counts), len(ids)
-    drawn = [lib.exp(scores[j]) / (len(kept) * c / (num - label_count)) for j, c in kept]
+    m = len(ids)
+    accepted = draws_without_label(label, ids, counts)
+    drawn = [lib.exp(scores[j]) / (len(accepted) * c / (m - label_count)) for j, c in accepted]
     return lib.log(lib.exp(scores[label]) + lib.fsum(drawn)) - scores[label]
 
 
@@ -87,8 +88,8 @@ def candidate(scores, label, ids, counts, label_count, lib=math):
 
 def candidate_masked(scores, label, ids, counts, label_count, lib=math):
     """Return `candidate` without draws of the label: TensorFlow's `remove_accidental_hits`."""
-    kept = draws_without_label(label, ids, counts)
-    return candidate(scores, label, [j for j, _ in kept], [c for _, c in kept], label_count, lib)
+    draws = draws_without_label(label, ids, counts)
+    return candidate(scores, label, [j for j, _ in draws], [c for _, c in draws], label_count, lib)
 
 
 def bilateral(scores, label, ids, counts, weight, lib=math):
@@ -101,16 +102,16 @@ def bilateral(scores, label, ids, counts, weight, lib=math):
 
 
 def jackknife(scores, label, ids, counts, lib=math):
-    """Return num L - (num - 1) * mean of L_i, where L_i leaves out draw i. Quenouille (1956).
+    """Return m L - (m - 1) * mean of L_i, where L_i leaves out draw i. Quenouille (1956).
 
-    L is the loss `sampled` of num draws. This removes the first term of its bias, which is
-    a / num + b / num^2 + ...
+    L is the loss `sampled` of m draws. This removes the first term of its bias, a/m + b/m^2 + ...
     """
-    num, without = len(ids), []
-    for i in range(num):
-        fewer = [c * (num - 1) / num for c in [*counts[:i], *counts[i + 1 :]]]
-        without.append(sampled(scores, label, [*ids[:i], *ids[i + 1 :]], fewer, lib))
-    return num * sampled(scores, label, ids, counts, lib) - (num - 1) * lib.fsum(without) / num
+    m = len(ids)
+    losses = []  # the L_i
+    for i in range(m):
+        counts_without_i = [c * (m - 1) / m for c in [*counts[:i], *counts[i + 1 :]]]
+        losses.append(sampled(scores, label, [*ids[:i], *ids[i + 1 :]], counts_without_i, lib))
+    return m * sampled(scores, label, ids, counts, lib) - (m - 1) * lib.fsum(losses) / m
 
 
 def multilevel(scores, label, ids, counts, block, probability, lib=math):
@@ -121,17 +122,17 @@ def multilevel(scores, label, ids, counts, block, probability, lib=math):
     given number. The mean differences sum to the full loss minus the mean loss of a block, so that
     there is no bias. For an odd number of draws, the difference is from the full loss.
     """
-    num = len(ids)
+    m = len(ids)
 
-    def loss(first, last):
-        block_counts = [c * (last - first) / num for c in counts[first:last]]
-        return sampled(scores, label, ids[first:last], block_counts, lib)
+    def loss(start, stop):
+        block_counts = [c * (stop - start) / m for c in counts[start:stop]]
+        return sampled(scores, label, ids[start:stop], block_counts, lib)
 
-    blocks = [loss(first, first + block) for first in range(0, num, block)]
-    if num % 2 == 0:
-        correction = loss(0, num) - (loss(0, num // 2) + loss(num // 2, num)) / 2
+    blocks = [loss(start, start + block) for start in range(0, m, block)]
+    if m % 2 == 0:
+        correction = loss(0, m) - (loss(0, m // 2) + loss(m // 2, m)) / 2
     else:  # the ratio of the sampled and the full sum has mean 1
-        ratio = lib.exp(loss(0, num) - full(scores, label, lib))
+        ratio = lib.exp(loss(0, m) - full(scores, label, lib))
         correction = ratio - 1 - lib.log(ratio)
     return lib.fsum(blocks) / len(blocks) + correction / probability
 
@@ -146,8 +147,8 @@ def softplus(x, lib=math):
 
 def full_logistic(scores, label, lib=math):
     """Return the loss of a logistic regression for every class. Menon et al. (2019), section 3."""
-    rest = [softplus(o, lib) for j, o in enumerate(scores) if j != label]
-    return softplus(-scores[label], lib) + lib.fsum(rest)
+    negatives = [softplus(o, lib) for j, o in enumerate(scores) if j != label]
+    return softplus(-scores[label], lib) + lib.fsum(negatives)
 
 
 def nce(scores, label, ids, counts, label_count, lib=math):

@@ -90,6 +90,7 @@ class Optimizer(ABC):
         """
         if self.schedule is None:
             return self._learning_rate
+
         step = max(self.steps, 1)
         factor = self.schedule(step)
         if not 0.0 <= factor < inf:
@@ -97,6 +98,7 @@ class Optimizer(ABC):
                 "`schedule` must return a finite factor of at least 0 for each step, got "
                 f"{factor} for step {step}."
             )
+
         return self._learning_rate * factor
 
     @learning_rate.setter
@@ -148,7 +150,7 @@ class Optimizer(ABC):
 
         for name in updates:
             dtype = updates[name].table.dtype
-            # a rate beyond float32 would become infinite in the kernel; NaN fails too
+            # a rate beyond float32 would become infinite in the kernel; NaN is rejected too
             if not max_hyper_parameter <= MAX_FLOAT[dtype]:
                 self.steps -= 1
                 raise ValueError(
@@ -195,20 +197,20 @@ class Optimizer(ABC):
 
     def _writable_states(self, update: Update) -> tuple[Array, ...]:
         """Return the states of a parameter as writable arrays; zeros at its first gradient."""
-        like = update.parameter
+        parameter = update.parameter
         arrays = update.backend
-        before = self._state.get(update.name)
-        if before is None:
+        states = self._state.get(update.name)
+        if states is None:
             # allocated only now, so that parameters without gradients need no memory for states
             return tuple(
-                arrays.to_device(np.zeros(like.shape, like.dtype)) for _ in self._state_names
+                arrays.to_device(np.zeros(parameter.shape, parameter.dtype))
+                for _ in self._state_names
             )
 
-        state = tuple(map(arrays.writable, before))
-        for array in state:
-            _require_shape_and_dtype_of(update.name, like, array)
-
-        return state
+        states = tuple(map(arrays.writable, states))
+        for state in states:
+            _require_shape_and_dtype_of(update.name, parameter, state)
+        return states
 
     def state(self) -> dict[str, Array]:
         """Return a copy of the state that the next steps depend on, without the settings.
@@ -245,8 +247,9 @@ class Optimizer(ABC):
         if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
             raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
 
-        # a key is "name of the state/name of the parameter"; only the latter may contain slashes
+        # a key is "name of the state/name of the parameter"; only a parameter's name has slashes
         parameters = [name.split("/", 1)[-1] for name in state if name != "steps"]
+
         # each parameter has all its state arrays, or none
         expected = {f"{name}/{key}" for key in parameters for name in self._state_names} | {"steps"}
         if expected != set(state):

@@ -26,11 +26,13 @@ _SQUARES_MARGIN = 2.0**-10
 def largest_gradient(dtype: np.dtype[Any], squares: bool) -> Any:
     """Return the largest allowed absolute value of a gradient's entry.
 
-    It is smaller if the optimizer sums `squares` of gradients.
+    `squares` says whether the optimizer sums squares of gradients. The limit is then smaller,
+    because an infinite sum of squares would silently stop all updates of its entry.
     """
     limit = MAX_FLOAT[dtype]
-    # an infinite sum of squares would silently stop all updates of its entry
-    return dtype.type(limit**0.5 * _SQUARES_MARGIN if squares else limit)
+    if squares:
+        limit = limit**0.5 * _SQUARES_MARGIN
+    return dtype.type(limit)
 
 
 # keys: whether squares are summed, then the dtype; values are scalars of that dtype
@@ -55,9 +57,12 @@ class Update:
 
 
 def checked_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update:
-    """Return the validated update of a parameter; raise if the gradient is not finite.
+    """Return the validated update of a parameter.
 
-    If the optimizer sums `squares`, these must be finite too.
+    Raises TypeError or ValueError if an array is malformed, if row ids do not ascend, or if an
+    entry of the gradient or of the rows that it changes is not finite. `squares` says whether the
+    optimizer sums squares of gradients; entries must then also be small enough that a sum of a
+    million squares is finite.
     """
     # the usual case: a matrix and rows of its gradient, which need no conversion
     if (
@@ -110,12 +115,12 @@ def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
 
     parameter_shape = tuple(parameter.shape)
     if isinstance(gradient, SparseRows):
-        given_ids = gradient.ids
+        row_ids = gradient.ids
         values = gradient.rows
-        if not (on_gpu and on_device(given_ids)):
-            given_ids = _checked_row_ids(name, given_ids, parameter_shape)
+        if not (on_gpu and on_device(row_ids)):
+            row_ids = _checked_row_ids(name, row_ids, parameter_shape)
         # one integer type, so that kernels are compiled only once
-        ids = arrays.as_dtype(f"gradients[{name!r}]", given_ids, _INT64)
+        ids = arrays.as_dtype(f"gradients[{name!r}]", row_ids, _INT64)
         shape = (ids.shape[0], *parameter_shape[1:])
         table = parameter.reshape(parameter_shape[0], prod(parameter_shape[1:]))
     else:
@@ -133,8 +138,10 @@ def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
     if rows.shape != shape:
         raise _shape_error(name, rows.shape, shape, parameter_shape, gradient)
 
-    columns = (ids.shape[0], table.shape[1])
-    rows = rows if shape == columns else rows.reshape(columns)
+    table_shape = (ids.shape[0], table.shape[1])
+    if shape != table_shape:
+        rows = rows.reshape(table_shape)
+
     return Update(name=name, parameter=parameter, backend=arrays, table=table, ids=ids, rows=rows)
 
 
@@ -146,6 +153,7 @@ def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
     name = update.name
     table = update.table
     arrays = update.backend
+
     if not arrays.are_increasing_row_ids(update.ids, table.shape[0]):
         ids = to_host(update.ids)
         return ValueError(

@@ -292,21 +292,23 @@ class SampledSoftmaxRecommender:
         recalculate = as_flag("recalculate_user", recalculate_user)
         single = as_array("userids", userids).ndim == 0
         ids = _checked_user_ids(userids)
-        histories = (
-            self._checked_histories(user_items, len(ids)) if exclude_liked or recalculate else None
-        )
+
+        histories = None
+        if exclude_liked or recalculate:
+            histories = self._checked_histories(user_items, len(ids))
         if not recalculate and len(ids) and ids.max() >= len(self.user_factors):
             raise ValueError(
                 f"`userids` must be below {len(self.user_factors)}, the number of users, got "
                 f"{ids.max()}; call partial_fit_users, or pass recalculate_user=True."
             )
 
-        vectors = (
-            user_vectors(self._embedding, histories) if recalculate else self.user_factors[ids]
-        )
+        if recalculate:
+            vectors = user_vectors(self._embedding, histories)
+        else:
+            vectors = self.user_factors[ids]
+
         excluded = _excluded_mask(num_items, filter_items, items)
         exclusions = {"leave_out": histories if exclude_liked else None, "absent": excluded}
-
         return best_items(vectors, self.item_factors, length, single, **exclusions)
 
     def evaluate(
@@ -357,17 +359,16 @@ class SampledSoftmaxRecommender:
             raise ValueError(
                 "`hidden` must hold items to be found, and none of `user_items`, got "
                 f"{hidden_items.nnz} items, of which {num_in_both} are in both; take some items "
-                "of each user "
-                "out of what the recommender is given, and pass them here."
+                "of each user out of what the recommender is given, and pass them here."
             )
 
         users = np.flatnonzero(np.diff(hidden_items.indptr))
         checked_users = users[:_MAX_COMPARED_USERS]
-        uses_given, uses_hidden = (
+        match_interactions, match_hidden = (
             self._user_vectors_match(matrix[checked_users], checked_users)
             for matrix in (interactions, hidden_items)
         )
-        if uses_hidden and not uses_given:
+        if match_hidden and not match_interactions:
             raise ValueError(
                 "`hidden` must hold items that are hidden from the recommender, got those that "
                 "its vectors of these users are made from, and `user_items` has others; pass what "
@@ -384,10 +385,11 @@ class SampledSoftmaxRecommender:
                 (chunk_ranks.ranks, chunk_ranks.num_candidates, examples, chunk_ranks.num_tied)
             )
 
-        ranks, sizes, examples, num_tied = map(np.concatenate, zip(*ranks_by_chunk, strict=True))
-        targets = TargetRanks(ranks, sizes, examples, num_tied=num_tied)
+        ranks, num_candidates, examples, num_tied = map(
+            np.concatenate, zip(*ranks_by_chunk, strict=True)
+        )
+        targets = TargetRanks(ranks, num_candidates, examples, num_tied=num_tied)
         metrics = sampled_metrics(targets, 1 if sampled is None else sampled, k)
-
         return metrics.full if sampled is None else metrics.expected
 
     def similar_items(self, itemid: ArrayLike, N: int = 10) -> Lists:
@@ -510,9 +512,12 @@ class SampledSoftmaxRecommender:
         self._require_fitted()
         parameters = storable_parameters(asdict(self))
         values = {name: getattr(self, name) for name in _FITTED_FIELDS}
-        resolved = getattr(self, "resolved_", None)  # None after loading a file of an older version
+
+        # None after loading a file of an older version
+        resolved = getattr(self, "resolved_", None)
         if resolved is not None:
             values["resolved"] = {"model": resolved.model.config(), **resolved.stored()}
+
         arrays = {name: getattr(self, name) for name in _FACTOR_FIELDS}
         arrays |= with_prefixes({"embedding": self._embedding.parameters}, "/")
         config = {"model": _MODEL, "parameters": parameters}
@@ -543,12 +548,14 @@ class SampledSoftmaxRecommender:
         """
         with open_checkpoint(path, _MODEL) as (config, values, arrays):
             recommender = cls(**config["parameters"])
-            resolved = values.get("resolved")
             vars(recommender).update({name: values[name] for name in _FITTED_FIELDS})
             vars(recommender).update({name: arrays[name] for name in _FACTOR_FIELDS})
+
+            resolved = values.get("resolved")
             if resolved is not None:  # None in a file of an older version
                 model = LinearSoftmaxSettings(**resolved.pop("model"))
                 recommender.resolved_ = Resolved(model, **resolved)
+
             recommender._embedding = Linear(*recommender.item_factors.shape)
             copy_arrays(path, array_group("embedding", arrays), recommender._embedding.parameters)
 
@@ -595,7 +602,8 @@ def _most_similar_rows(name: str, value: ArrayLike, factors: Rows, length: int, 
     """
     array = as_array(name, value)
     ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)
-    vectors = unit_rows("factors", factors.copy())[0]  # propagated item vectors are not of norm 1
+    # propagation has changed the norms of item vectors
+    vectors = unit_rows("factors", factors.copy())[0]
     return best_items(vectors[ids], vectors, as_count("N", length), array.ndim == 0)
 
 
@@ -606,8 +614,8 @@ def best_items(users: Rows, items: Rows, length: int, single: bool, **left_out: 
     `best_classes`.
     """
     ids, scores = best_classes(users, items, length, **left_out)
-    lists = ids.astype(np.int32), scores
-    return (lists[0][0], lists[1][0]) if single else lists
+    ids = ids.astype(np.int32)
+    return (ids[0], scores[0]) if single else (ids, scores)
 
 
 def _excluded_mask(

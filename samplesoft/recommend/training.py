@@ -88,8 +88,8 @@ _PROPAGATION_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # candidates
 # propagation weight for scoring epochs, before the final weight is chosen
 _EPOCH_WEIGHT = 0.05
 _DEFAULT_WEIGHT = 0.1  # propagation weight if nothing is held out
-_USERS_AT_A_TIME = 1024  # users per chunk
-_ENTRIES_AT_A_TIME = 1 << 18  # entries per chunk
+_USERS_PER_CHUNK = 1024
+_ENTRIES_PER_CHUNK = 1 << 18
 
 
 def checked_settings(recommender: Any, num_items: int = 2) -> FitSettings:
@@ -176,12 +176,14 @@ def train_recommender(
     settings = checked_settings(recommender, interactions.shape[1])
     active = np.flatnonzero(np.diff(interactions.indptr))
     num_users = interactions.shape[0]
-    if len(active) < num_users:  # users without items are left out
+    if len(active) < num_users:
+        # users without items are left out of training
         interactions = interactions[active]
 
     trained = _train_model(recommender, interactions, settings, more_callbacks)
     model = trained.model
-    users = user_vectors(model.embedding, interactions)  # from all items, also held-out ones
+    # from all items, also held-out ones
+    users = user_vectors(model.embedding, interactions)
     items = model.class_vectors()
 
     if trained.propagation_weight:
@@ -226,6 +228,7 @@ def _train_model(
     rows = np.flatnonzero(sizes)
     resolved = resolve(settings, num_items, len(rows), several_labels=True)
     resolved.model.require_memory(num_items, num_items, np.dtype(np.float32))
+
     item_counts = column_counts(training_items)
     seed = derive_seed(key, _TRAINING_STREAM)
     task = RecommenderTask(num_items, num_items, resolved.model, item_counts, seed)
@@ -243,6 +246,7 @@ def _train_model(
     examples = Examples(training_items, training_items, sizes / sizes[rows].mean())
     task.use(examples, rows, resolved.batch_size)
     resolved = replace(resolved, step_by_step=task.why_step_by_step(optimizer))
+
     weight = recommender.propagation
     if weight == _AUTO and held_out is None:
         weight = _DEFAULT_WEIGHT
@@ -304,10 +308,13 @@ def _initialise_from_singular_vectors(
     directions = item_singular_vectors(graph, model.class_vectors().shape[1], seed, rank)
     norms = np.sqrt(np.einsum("ij,ij->i", directions, directions, dtype=np.float64))
     with_users = np.flatnonzero(norms > np.finfo(np.float32).tiny)
-    start = unit_rows("user_items", directions[with_users])[0]
+    unit_vectors = unit_rows("user_items", directions[with_users])[0]
+    num_vectors = unit_vectors.shape[1]
+
     for name in ("embedding.weights", "softmax.class_embeddings"):
-        model.parameters[name][with_users, : start.shape[1]] = start
-        model.parameters[name][with_users, start.shape[1] :] *= np.float32(_RANDOM_SCALE)
+        model.parameters[name][with_users, :num_vectors] = unit_vectors
+        model.parameters[name][with_users, num_vectors:] *= np.float32(_RANDOM_SCALE)
+
     model.parameters["embedding.intercept"] *= np.float32(_RANDOM_SCALE)
     model.softmax.refresh()
 
@@ -347,11 +354,11 @@ def with_dropout(
     that the expectation is unchanged. `first` is the number of entries in the preceding rows of the
     batch: an entry gets the same random number, however the batch is split among calls.
     """
-    left = uniform_slice(np.uint64(seed), first, histories.nnz) >= dropout
-    x = select_entries(histories, left)
-    x.data /= x.data.dtype.type(1.0 - dropout)
-    values = np.where(left, _KEPT_LABEL_WEIGHT, 1.0) * labels.data
-    return x, sparse.csr_array((values, labels.indices, labels.indptr), labels.shape)
+    is_kept = uniform_slice(np.uint64(seed), first, histories.nnz) >= dropout
+    inputs = select_entries(histories, is_kept)
+    inputs.data /= inputs.data.dtype.type(1.0 - dropout)
+    label_weights = np.where(is_kept, _KEPT_LABEL_WEIGHT, 1.0) * labels.data
+    return inputs, sparse.csr_array((label_weights, labels.indices, labels.indptr), labels.shape)
 
 
 def as_interactions(name: str, value: Any, num_items: int | None = None) -> Matrix:
@@ -361,6 +368,7 @@ def as_interactions(name: str, value: Any, num_items: int | None = None) -> Matr
         raise ValueError(
             f"`{name}` must have a column for each of the {num_items} items, got {matrix.shape[1]}."
         )
+
     matrix.sum_duplicates()
     # store float32 if that is exact, for half the memory; computations use float64
     if all(np.array_equal(chunk, chunk.astype(np.float32)) for chunk in _split_array(matrix.data)):
@@ -370,7 +378,7 @@ def as_interactions(name: str, value: Any, num_items: int | None = None) -> Matr
 
 def _split_array(array: Any) -> list[Any]:
     """Split an array (E,) into chunks."""
-    return [array[chunk] for chunk in chunks(len(array), _ENTRIES_AT_A_TIME)]
+    return [array[chunk] for chunk in chunks(len(array), _ENTRIES_PER_CHUNK)]
 
 
 def hide_items(
@@ -395,9 +403,8 @@ def hide_items(
         sizes = np.diff(user_items.indptr[chunk.start : chunk.stop + 1])
         rank = np.empty(len(example_ids), np.int64)
         rank[order] = np.arange(len(example_ids)) - (np.cumsum(sizes) - sizes)[example_ids]
-        hidden[entries] = chosen[chunk][example_ids] & (
-            rank < np.maximum(1, sizes // 5)[example_ids]
-        )
+        num_hidden = np.maximum(1, sizes // 5)
+        hidden[entries] = chosen[chunk][example_ids] & (rank < num_hidden[example_ids])
 
     return select_entries(user_items, ~hidden), users, select_entries(user_items, hidden)[users]
 
@@ -449,17 +456,17 @@ def item_singular_vectors(
     num_directions = min(dim, rank)
     width = min(num_directions + _OVERSAMPLING, rank)
     transpose = transposed(graph)
+
     basis = 2.0 * uniform_block(np.uint64(seed), graph.shape[1], width) - 1.0
     basis = basis.astype(np.float32)
 
     for _ in range(_POWER_ITERATIONS):
         basis, _ = np.linalg.qr(sparse_product(transpose, sparse_product(graph, basis)))
 
-    small = sparse_product(graph, basis)
-    # `eigh` sorts by the squares of the singular values, ascending; they are precise enough
-    _, vectors = np.linalg.eigh(small.T @ small)
+    # `eigh` sorts by the squares of the singular values, ascending; squares are precise enough here
+    small_matrix = sparse_product(graph, basis)
+    _, vectors = np.linalg.eigh(small_matrix.T @ small_matrix)
     directions: Rows = basis @ vectors[:, ::-1][:, :num_directions]
-
     return directions
 
 
@@ -500,7 +507,7 @@ def user_vectors(embedding: Linear, histories: Any) -> Rows:
     it is the normalised intercept.
     """
     users: Rows = np.empty((histories.shape[0], embedding.parameters["intercept"].size), np.float32)
-    for chunk in chunks(len(users), _USERS_AT_A_TIME):
+    for chunk in chunks(len(users), _USERS_PER_CHUNK):
         inputs = with_unit_rows(histories[chunk])
         users[chunk] = unit_rows("user_items", embedding.forward(inputs)[0])[0]
     return users

@@ -21,7 +21,7 @@ def small(monkeypatch):
     """Let parts be of some 50 entries."""
     for module in ("training.linear_task", "models.linear_softmax"):
         monkeypatch.setattr(f"samplesoft.{module}._CHUNK_ENTRIES", 50)
-    monkeypatch.setattr("samplesoft.recommend.training._ENTRIES_AT_A_TIME", 50)
+    monkeypatch.setattr("samplesoft.recommend.training._ENTRIES_PER_CHUNK", 50)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
