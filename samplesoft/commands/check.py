@@ -162,6 +162,7 @@ def _with_explained_errors(check: Callable[[], Any], options: argparse.Namespace
         if frames is None:
             if isinstance(error, (MemoryError, OSError, OverflowError, TypeError, ValueError)):
                 raise  # the message is meant for users
+
             traceback.print_exc()  # a bug in samplesoft, not in the loss
             raise ValueError(
                 f"the loss could not be checked: {_describe_error(error)}, in samplesoft itself; "

@@ -242,15 +242,18 @@ def _format_report(results: dict[str, Any], progress: Progress, headline_metric:
     best = results["validation"]
     test = results.get("test", {})
     test_text = f", test {test[headline_metric]:.4f}" if test else ""
+
     test_metrics = ", ".join(
         f"{_metric_title(name)} {test[name]:.4f}" for name in test if name != "loss"
     )
 
+    table_text = "No table: the log of the epochs is missing."
+    if rows:
+        table_text = Table(rows, _epoch_columns(headline_metric), "Epochs").text()
+
     return "\n".join(
         [
-            Table(rows, _epoch_columns(headline_metric), "Epochs").text()
-            if rows
-            else "No table: the log of the epochs is missing.",
+            table_text,
             "",
             f"Lowest validation loss in epoch {progress.best_epoch}: "
             f"validation {_metric_title(headline_metric)} "

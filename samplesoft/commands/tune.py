@@ -87,7 +87,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "gradients, their error, and the time of a step; and choose the best setting. By default "
         "the input is the source code of Python's standard library, as tokens."
     )
+
     parser.epilog = "Exit status: 0, or 2 for bad usage or bad input, 130 if interrupted."
+
     add_source_options(parser, examples=128, logits=False)
     names = f"The samplers are {', '.join(SAMPLERS)}."
     group = parser.add_argument_group("measurement", names)

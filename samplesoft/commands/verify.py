@@ -127,16 +127,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         "with the published bounds of Theorem 1, and with bounds that hold for every m. By default "
         "the input is the source code of Python's standard library, as tokens."
     )
+
     parser.epilog = (
         "Exit status: 0 if Monte Carlo agrees with the exact values and the finite-m "
         "bounds hold, 1 if not, 2 for bad usage or bad input, 130 if interrupted. A violated "
         "published bound is reported, but is not a failure."
     )
+
     add_source_options(parser, examples=5, logits=True)
     group = parser.add_argument_group("verification")
     add_options(group, {**_verification_options(), "scheduler": SCHEDULER})
     group = parser.add_argument_group("model and samplers (not with --logits)")
     add_options(group, _VECTOR_OPTIONS)
+
     group = parser.add_argument_group("output")
     add_options(group, {"details": Option("print all tables of the report", switch="on")})
     add_report_options(group, ("json", "html", "csv", "figure"))
@@ -161,12 +164,13 @@ def _compile_ahead(scheme: str) -> Iterator[None]:
     The body loads them from the kernel cache on disk. Does nothing if the cache has them already.
     """
     kernel: Any = sums_at_nodes
-    cache = kernel.stats.cache_path if COMPILES else None  # also None if no folder is writable
+    # also None if no folder is writable
+    cache = kernel.stats.cache_path if COMPILES else None
     if cache is None or num_threads() < 2 or any(Path(cache).glob("*.sums_at_nodes-*.nbi")):
         yield
         return
 
-    command = sys.executable, "-c", _COMPILE_SCRIPT, scheme
+    command = (sys.executable, "-c", _COMPILE_SCRIPT, scheme)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield
@@ -183,20 +187,20 @@ def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -
         vector_arguments = {"h": vectors.h, "class_embeddings": vectors.class_embeddings}
 
     sampler_fields = {
-        name: x for name in _SAMPLER_FIELDS if (x := getattr(options, name)) is not None
+        name: value for name in _SAMPLER_FIELDS if (value := getattr(options, name)) is not None
     }
     sampler_arguments = {"counts": source.counts, "logits": source.logits, "rng": options.seed}
     inputs = SamplerInputs(
         tau=source.tau, **sampler_arguments, **vector_arguments, **sampler_fields
     )
-    left_out: dict[str, str] = {}
 
     # default samplers without the required data are left out; for samplers of --samplers, missing
     # data raise an error
+    left_out: dict[str, str] = {}
     if options.samplers is None:
         reasons_by_sampler = {
-            k: SAMPLERS[k].reason_if_inputs_lack(inputs, source.unit_vectors)
-            for k in DEFAULT_SAMPLERS
+            name: SAMPLERS[name].reason_if_inputs_lack(inputs, source.unit_vectors)
+            for name in DEFAULT_SAMPLERS
         }
         left_out = {name: reason for name, reason in reasons_by_sampler.items() if reason}
 

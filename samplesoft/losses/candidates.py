@@ -56,7 +56,7 @@ def checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, Float
 
 
 def ids_and_log_counts(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
-    """Return the arrays of `checked_draw` after a check of types and shapes, but not of values."""
+    """Return what `checked_draw` returns; check types and shapes, but not values."""
     if type(draw) is not Draw and not isinstance(draw, Draw):
         raise missing_draw_error(draw)
 
@@ -171,21 +171,18 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
 class CandidateScores:
     """Scores of labels and drawn classes, and the arrays that their gradients need.
 
-    The block of class vectors has one row for each class that occurs. For shared draws it has
-    instead one row for each label, followed by one for each draw, so that the scores of the draws
-    are a matrix product.
+    The block of class vectors has one row for each class that occurs. If the draws are shared, it
+    has one row for each label and then one row for each draw instead, so that the scores of the
+    draws are a matrix product.
     """
 
     label_scores: FloatArray  # (P,): computed in the dtype of the vectors
-    # (B, m): the same for all pairs of an example
-    sampled_scores: Rows
+    sampled_scores: Rows  # (B, m): shared by all pairs of an example
     example_ids: IntArray  # (P,): example of each pair
     block: Rows  # (r, d): class vectors
-    # (r,): norms of the vectors if the loss normalises; else (0,)
-    norms: FloatArray
+    norms: FloatArray  # (r,): norms of the vectors; (0,) without normalisation
     shared: bool  # whether all examples share one set of draws
-    # (5, P + number of draws + 1), see `list_candidates`
-    candidate_table: IntArray
+    candidate_table: IntArray  # (5, P + number of draws + 1): see `list_candidates`
     num_unique: int  # number of classes that occur
 
     @property
@@ -492,9 +489,7 @@ def _separate_draw_gradients(
 def _chunks_for_threads(size: int, num_multiplications: int) -> list[slice]:
     """Return slices that split ``range(size)`` among threads, or one slice if the work is small."""
     # `size` is 0 on a shard without labels and draws
-    chunk_size = (
-        size
-        if num_multiplications < _MIN_THREADED_MULTIPLICATIONS
-        else -(-size // (4 * num_threads()))
-    )
+    chunk_size = size
+    if num_multiplications >= _MIN_THREADED_MULTIPLICATIONS:
+        chunk_size = -(-size // (4 * num_threads()))
     return chunks(size, max(1, chunk_size))

@@ -149,8 +149,8 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
         width = d_sampled.shape[1]
         shared = len(pairs.log_counts) == 1
 
-        # slices of the workspace: logits of separate hits; derivatives in them and in the merged
-        # logit; logits of one pair
+        # slices of the workspace: logits of separate hits; derivatives in these logits and in the
+        # merged logit; logits of one pair
         hit_logits = logits[:width]
         derivatives = logits[width : 2 * width + 1]
         pair_logits = logits[2 * width + 1 : 3 * width + 3]
@@ -159,12 +159,12 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
         while example_stop < stop:
             example_start = example_stop
             b = example_ids[example_stop] - pairs.first_example
-            num_hits = 0
             row = d_sampled[b]
             for k in range(width):
                 row[k] = pairs.sampled_scores[b, k] - pairs.log_counts[0 if shared else b, k]
 
             # the row keeps the draws that are no hits of any label of the example
+            num_hits = 0
             while example_stop < stop and example_ids[example_stop] == example_ids[example_start]:
                 for i in range(hit_starts[example_stop], hit_stops[example_stop]):
                     if separate_hits:

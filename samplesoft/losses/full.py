@@ -204,8 +204,7 @@ class Block(NamedTuple):
     """Scores of a range of classes; valid until the next block is made."""
 
     classes: slice  # r classes
-    # (r, d): their vectors, of norm 1 if the loss normalises
-    rows: Rows
+    rows: Rows  # (r, d): their vectors, of norm 1 if normalised
     norms: FloatArray | None  # (r,): norms before division
     scores: Rows  # (r, B)
 

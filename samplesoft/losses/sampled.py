@@ -412,18 +412,19 @@ def losses_and_derivatives(
     losses = np.empty(num_pairs)
     d_labels = np.empty(num_pairs, sampled_scores.dtype)
 
+    # for several labels, a merged differentiator replaces the draws by one logit, if it can
     if targets.example_ids is None or loss_kernel.merge is None:
         differentiate = make_row_differentiator(loss_kernel.kernel, loss_kernel.weighs_draws)
         d_sampled = sampled_scores if targets.example_ids is None else np.empty_like(sampled_scores)
         if loss_kernel.shift_invariant:
             dtype = sampled_scores.dtype
-    else:  # for several labels: a merged logit replaces the draws
+    else:
         differentiate = make_merged_differentiator(
             loss_kernel.kernel, loss_kernel.merge, pairs.keeps_label_hits or pairs.keeps_other_hits
         )
         d_sampled = np.empty(sampled_scores.shape)
 
-    max_pairs = CHUNK_LOGITS // width or 1  # pairs in a chunk
+    max_pairs = CHUNK_LOGITS // width or 1  # maximum number of pairs in a chunk
     workspace_size = max(min(max_pairs, num_pairs) * width, 3 * (1 + width))
     if num_pairs <= _CHUNKS_PER_JOB * max_pairs:
         logits = np.empty(workspace_size, dtype)

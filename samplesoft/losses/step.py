@@ -45,8 +45,7 @@ class Pairs(NamedTuple):
 
     label_logits: FloatArray  # (P,)
     sampled_scores: Rows  # (B, m)
-    # (B, m) or (1, m): subtracted from the scores of draws
-    log_counts: FloatArray
+    log_counts: FloatArray  # (B, m) or (1, m): subtracted from the draws' scores
     example_ids: IntArray  # (P,): example of each pair, ascending
     first_example: int  # example of row 0 of `sampled_scores`
     # (P,): weight of the pair in its example's loss; (0,) if all are 1
@@ -115,6 +114,7 @@ def gather_rows(
         if k + _PREFETCHED_ROWS < len(ids):
             prefetch_row(rows, ids[k + _PREFETCHED_ROWS])
         copy_row(block[k], rows[ids[k]])
+
     if normalize:
         divide_by_norms(block, norms)
 
@@ -281,6 +281,7 @@ def add_biases_and_mark_not_finite(
         for p in range(num_pairs):
             # the sum is computed in the dtype of scores and biases
             label_scores[p] = sampled_scores.dtype.type(label_scores[p]) + biases[candidates[p]]
+
         first_draw = num_pairs
         for b in range(len(sampled_scores)):
             for k in range(m):
@@ -424,7 +425,8 @@ def class_gradients(
                 matrix = z
                 row = draw // m
 
-            if stop == start + 1:  # a single term needs no sum
+            # a single term needs no sum
+            if stop == start + 1:
                 for f in range(out.shape[1]):
                     out[g, f] = factor * matrix[row, f]
             else:
