@@ -166,7 +166,7 @@ def _with_explained_errors(check: Callable[[], Any], options: argparse.Namespace
             traceback.print_exc()  # a bug in samplesoft, not in the loss
             raise ValueError(
                 f"the loss could not be checked: {_describe_error(error)}, in samplesoft itself; "
-                "please report it with what stands above."
+                "please report it, with the traceback above."
             ) from None
 
         _show_traceback(error, options)
@@ -256,9 +256,9 @@ def _import_remedy(module: str, error: BaseException) -> str:
     """Return advice for the user, as text, if `module` could not be imported."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if module.endswith(".py") or "/" in module or "\\" in module:
-        return "write its name, without folders and without .py, where it lies."
+        return "run the command in its folder, and pass its name without folders and .py."
     if missing and not (module == missing or module.startswith(f"{missing}.")):
         return f"install {missing!r}, or leave it out of the module."
     if isinstance(error, ImportError):
-        return "run the command where the module lies."
-    return "see that `python -c 'import ...'` of it works. --traceback shows more."
+        return "run the command in the folder of the module."
+    return "make `python -c 'import ...'` work first. --traceback shows more."

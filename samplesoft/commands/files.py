@@ -144,7 +144,7 @@ def _check_file(option: str, path: str, folders: list[tuple[str, OutputFolder]])
         parent = os.path.dirname(os.path.abspath(path))
         # a missing folder is allowed if the command creates it
         if os.path.exists(parent) or not any(_is_same(parent, folder) for _, folder in folders):
-            problem = "no file can be made there"
+            problem = "no file can be created there"
 
     if problem:
         raise ValueError(

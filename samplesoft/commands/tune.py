@@ -114,7 +114,7 @@ def _tune_and_report(options: argparse.Namespace, executor: Executor | None) -> 
     if vectors is None:
         raise ValueError(
             "--checkpoint must be of a model whose logits are tau h . c, got one of absolute "
-            "scores; take another."
+            "scores; use another."
         )
 
     show_list_item(f"input: {source.title}, {len(vectors.class_embeddings):,} classes")

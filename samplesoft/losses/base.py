@@ -502,8 +502,8 @@ def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = 
             labels = as_array("labels", labels)
         if labels.ndim != 1:
             raise ValueError(
-                f"`labels` must have shape ({batch},), got {labels.shape}; several labels of "
-                "an example come as a scipy.sparse matrix (B, n)."
+                f"`labels` must have shape ({batch},), got {labels.shape}; pass several labels of "
+                "an example as a scipy.sparse matrix (B, n)."
             )
         return Targets(as_labels("labels", labels, num_classes, (batch,)))
 
@@ -521,7 +521,7 @@ def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = 
     if not counts.all():
         raise ValueError(
             f"`labels` must have a label in each row, got none in row {int(np.argmin(counts))}; "
-            "leave such examples out."
+            "remove such examples."
         )
 
     values = as_real_array("labels", matrix.data, (1,))

@@ -76,7 +76,7 @@ def ids_and_log_counts(draw: Draw | None, batch: int) -> tuple[IntArray, FloatAr
             require_host_array(f"draw.{name}", array)
             raise TypeError(
                 f"`draw.{name}` must be an array of {'integers' if name == 'ids' else 'floats'}, "
-                f"got {getattr(array, 'dtype', type(array).__name__)}; take it from sampler.sample."
+                f"got {getattr(array, 'dtype', type(array).__name__)}; use sampler.sample."
             )
 
     require_draw_shapes(ids.shape, logs.shape, batch)
@@ -160,7 +160,7 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
         raise ValueError(
             f"`label_log_count` must be finite, got {counts[worst]} for label "
             f"{targets.labels[worst]} of pair {worst}; where no draw can contain the label, as of "
-            "a sampler that gives it q = 0, take scheme='masked', or mix the sampler with one that "
+            "a sampler that gives it q = 0, use scheme='masked', or mix the sampler with one that "
             "covers all classes."
         )
 

@@ -301,7 +301,7 @@ def label_scores_and_signs(loss: Loss, batch: Batch, draw: Draw | None) -> tuple
     if draw is not None:
         raise TypeError(
             f"`draw` must be None for {type(loss).__name__}, which sums over all classes, got "
-            f"{type(draw).__name__}; leave it out, or take a sampled loss."
+            f"{type(draw).__name__}; omit it, or use a sampled loss."
         )
 
     labels = batch.targets.labels

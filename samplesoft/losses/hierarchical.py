@@ -358,7 +358,7 @@ class HierarchicalLoss(Loss):
         n = self.tree.num_classes
         if biases is not None:
             raise ValueError(
-                "`biases` must be None for HierarchicalLoss; give contexts a coordinate that is 1."
+                "`biases` must be None for HierarchicalLoss; add a coordinate of 1 to the contexts."
             )
 
         if sparse.issparse(labels):

@@ -120,7 +120,7 @@ class InBatchLoss(Loss):
         if scheme == _INFONCE and proposal is not None:
             raise ValueError(
                 "`proposal` must be None with scheme='infonce', which corrects nothing, got a "
-                f"{type(proposal).__name__}; leave it out, or take scheme='masked'."
+                f"{type(proposal).__name__}; omit it, or use scheme='masked'."
             )
 
         for name, sampler in (("proposal", proposal), ("extra", extra)):
@@ -155,20 +155,20 @@ class InBatchLoss(Loss):
         if batch.targets.example_ids is not None:
             raise ValueError(
                 "`labels` must hold one label of each example for in-batch negatives, got a "
-                "matrix; take scheme 'masked' of SampledSoftmaxLoss."
+                "matrix; use scheme 'masked' of SampledSoftmaxLoss."
             )
         if label_log_count is not None:
             raise ValueError("`label_log_count` must be None: it follows from `proposal`.")
         if self.extra is None and draw is not None:
             raise ValueError(
-                "`draw` must be None where there is no `extra` sampler, got a Draw; name the "
-                "sampler that it comes from."
+                "`draw` must be None without an `extra` sampler, got a Draw; pass the sampler "
+                "that it comes from as `extra`."
             )
         if self.extra is not None and not isinstance(draw, Draw):
             raise missing_draw_error(draw)
         if len(labels) < 2 and draw is None:
             raise ValueError(
-                "a batch must have at least 2 examples for in-batch negatives, got 1; give larger "
+                "a batch must have at least 2 examples for in-batch negatives, got 1; use larger "
                 "batches, or an `extra` sampler."
             )
 

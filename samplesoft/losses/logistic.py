@@ -199,7 +199,7 @@ class FullLogisticLoss(Loss):
         if label_reduction != "ova":
             raise ValueError(
                 f"`label_reduction` must be 'ova' for {type(self).__name__}, got "
-                f"{label_reduction!r}; take FullSoftmaxLoss for the others."
+                f"{label_reduction!r}; use FullSoftmaxLoss for other values."
             )
 
     def _forward(

@@ -208,7 +208,7 @@ def _append_all_classes(
         f"all {n} classes of a batch of {num_examples}, which the last level of a multilevel loss "
         "takes,",
         (16.0 * num_rows + 8.0 * num_examples) * (n + ids.shape[1]),
-        "take smaller batches, or scheme='masked' with draws that the batch shares",
+        "use smaller batches, or scheme='masked' with draws that the batch shares",
     )
 
     all_classes = np.arange(n)

@@ -218,7 +218,7 @@ def make_loss(name: str, **options: Any) -> Loss:
         if option in spec.fixed:
             raise ValueError(
                 f"`{option}` must be left out for {name!r}, which says "
-                f"{option}={spec.fixed[option]!r}, got {options[option]!r}; take another name."
+                f"{option}={spec.fixed[option]!r}, got {options[option]!r}; use another name."
             )
 
     if spec.on_tree and "tree" not in options:

@@ -310,7 +310,7 @@ class SampledLoss(Loss):
         """Return the error for a draw that contains the label of a pair, but must exclude it."""
         return ValueError(
             f"`draw` must not contain the label with scheme={self.scheme!r}, got class "
-            f"{labels[pair]} for pair {pair}; draw with exclude=labels, or take scheme='masked'."
+            f"{labels[pair]} for pair {pair}; draw with exclude=labels, or use scheme='masked'."
         )
 
 

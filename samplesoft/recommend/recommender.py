@@ -358,8 +358,8 @@ class SampledSoftmaxRecommender:
         if not hidden_items.nnz or num_in_both:
             raise ValueError(
                 "`hidden` must hold items to be found, and none of `user_items`, got "
-                f"{hidden_items.nnz} items, of which {num_in_both} are in both; take some items "
-                "of each user out of what the recommender is given, and pass them here."
+                f"{hidden_items.nnz} items, of which {num_in_both} are in both; hide some "
+                "items of each user from `fit`, and pass these items here."
             )
 
         users = np.flatnonzero(np.diff(hidden_items.indptr))
@@ -474,7 +474,7 @@ class SampledSoftmaxRecommender:
         self._require_fitted()
         ids = _checked_user_ids(userids)
         if len(np.unique(ids)) < len(ids):
-            raise ValueError("`userids` must hold each user once; add the rows of a user up.")
+            raise ValueError("`userids` must hold each user once; add up the rows of a user.")
 
         vectors = user_vectors(self._embedding, self._checked_histories(user_items, len(ids)))
         old_factors = self.user_factors
