@@ -413,7 +413,11 @@ class Loss(ABC):
 
     @abstractmethod
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
-        """Return gradients of the weighted sum of losses; ``dh`` is the gradient in ``batch.z``."""
+        """Return gradients of the weighted sum of losses; ``dh`` is the gradient in ``batch.z``.
+
+        `saved` is the second value that `_forward` returned; `weights` (B,) are the weights of the
+        examples.
+        """
 
 
 def _needs_no_conversion(h: Any, rows: Any, labels: Any) -> bool:
@@ -432,7 +436,6 @@ def _needs_no_conversion(h: Any, rows: Any, labels: Any) -> bool:
         and labels.dtype == _INT
         and h.flags.c_contiguous & rows.flags.c_contiguous & labels.flags.c_contiguous
     )
-
     return fits and is_valid_batch(h, labels, rows.shape[0])
 
 
@@ -493,8 +496,8 @@ def checked_weights(
 def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = "pal-n") -> Targets:
     """Return the (example, label) pairs of labels (B,), or of a sparse matrix of labels (B, n).
 
-    The values of the matrix are the label weights. For reduction "pal-n" each row is divided by its
-    sum; for "ova" all values must be 1.
+    The values of the matrix are the weights of the labels. For reduction "pal-n" each row is
+    divided by its sum; for "ova" all values must be 1. Raises TypeError or ValueError for invalid labels.
     """
     if not sparse.issparse(labels):
         _require_one_type(labels)
@@ -549,9 +552,11 @@ def _require_one_type(labels: Any) -> None:
     """Raise if `labels` is a list of mixed types, because NumPy would convert them to one type."""
     if not isinstance(labels, list | tuple):
         return
-    kinds = {type(label) for label in labels}  # Python's and NumPy's integers may be mixed
-    other = [kind.__name__ for kind in kinds if not issubclass(kind, int | np.integer | bool)]
-    if len(kinds) > 1 and (other or kinds & {bool, np.bool_}):
+
+    # integers of Python and of NumPy may be mixed
+    kinds = {type(label) for label in labels}
+    other_names = [kind.__name__ for kind in kinds if not issubclass(kind, int | np.integer | bool)]
+    if len(kinds) > 1 and (other_names or kinds & {bool, np.bool_}):
         raise TypeError(
             "`labels` must hold integers, class indices counted from 0, got a "
             f"{type(labels).__name__} of {' and '.join(sorted(kind.__name__ for kind in kinds))}; "

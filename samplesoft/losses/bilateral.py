@@ -22,8 +22,8 @@ class ImportanceSoftmaxLoss(SampledLoss):
 
     .. math:: \log \sum_i \exp(o_{s_i} - \log(m \, q_{s_i})) - o_t
 
-    The gradient gives each draw its normalised weight. It does not depend on the normalisation of
-    q, so that an unnormalised q suffices.
+    In the gradient each draw has its normalised weight. The gradient therefore does not depend on
+    the normalisation of q, and an unnormalised q suffices.
 
     Parameters
     ----------

@@ -24,11 +24,11 @@ from samplesoft.samplers.base import Draw, Rows
 # float32 or float64, the same for all arguments of a call
 Floats = NDArray[Any]
 
-# scores in a block, which stays in the cache between the passes
+# number of scores in a block, which stays in the cache between the passes
 _BLOCK_SCORES = 1 << 20
 # minimum number of classes in a block; smaller matrix products are slow
 _MIN_BLOCK_CLASSES = 64
-# classes summed in the dtype of the scores before adding to a float64 sum
+# number of classes that are summed in the dtype of the scores, before adding to a float64 sum
 _RUN_CLASSES = 32
 # Passes over a block use one thread, because the BLAS threads of the last product are still busy.
 

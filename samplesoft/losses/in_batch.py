@@ -65,9 +65,10 @@ class InBatchLoss(Loss):
 
     and estimate the sum, a mean over the softmax without t, by weights among the negatives, and
     :math:`p_t` by :math:`e_t / S`, both from the same draws. This is the correction of [2]_: a
-    sampled softmax among the negatives alone, times a weight that is not differentiated. Its
-    product is :math:`\sum_i \frac{e_{s_i}}{m q_{s_i} S} \nabla o_{s_i} - (1 - e_t / S) \nabla o_t`,
-    the gradient of ``"masked"``: it needs no weight and no second sum.
+    sampled softmax among the negatives alone, times a weight that is not differentiated. The
+    product of the two estimates is
+    :math:`\sum_i \frac{e_{s_i}}{m q_{s_i} S} \nabla o_{s_i} - (1 - e_t / S) \nabla o_t`, which is
+    the gradient of ``"masked"``. That scheme therefore needs no weight and no second sum.
 
     **Mixed negatives.** With U more draws from a distribution u, the expected count of class j is
     :math:`m q_j + U u_j`, and all draws are corrected by it. A class that is rare in q can then be
@@ -79,11 +80,11 @@ class InBatchLoss(Loss):
     label among the labels of the batch, with K - 1 negatives from the distribution of labels. As in
     CLIP [4]_, only the position of the example in the batch is positive. The same label at another
     position, or among draws of `extra`, is a negative; the loss is then at least the logarithm of
-    the number of times that the label occurs. At
-    the minimum :math:`o_j` is :math:`\log(p_j / q_j)` plus a constant of the context: an estimate
-    of information, not the logit of a probability. To rank classes by probability, add
-    :math:`\log q_j`, or use ``"masked"``. CLIP adds the same loss over the batch's contexts for
-    each label, and `tau` is the inverse of its temperature.
+    the number of times that the label occurs. At the minimum :math:`o_j` is
+    :math:`\log(p_j / q_j)` plus a constant of the context: an estimate of information, not the
+    logit of a probability. To rank classes by probability, add :math:`\log q_j`, or use
+    ``"masked"``. CLIP adds the same loss over the batch's contexts for each label, and `tau` is the
+    inverse of its temperature.
 
     References
     ----------

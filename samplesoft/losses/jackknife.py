@@ -1,4 +1,4 @@
-"""Sampled softmax with most of its bias removed by the delete-one jackknife, O(1) a draw."""
+"""Sampled softmax with most of its bias removed by the delete-one jackknife, in O(m) time."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def jackknife_kernel(logits: FloatArray, losses: FloatArray) -> None:
 
     Naively, ``log S_i - log S`` subtracts nearly equal numbers. Instead, ``S_i / S = 1 + x_i`` with
     ``x_i = (W - m w_i) / ((m - 1) S)``, and log1p. x_i is in [-1/2, 1], unless draw i has more than
-    half of the mass S. At most one draw has. Its S_i may be hundreds of orders of magnitude below
-    S, and is summed separately.
+    half of the mass S. There is at most one such draw. Its S_i may be hundreds of orders of
+    magnitude below S, and is therefore summed separately.
     """
     m = logits.shape[1] - 1
     weights = np.empty(1 + m)

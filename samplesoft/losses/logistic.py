@@ -23,7 +23,7 @@ from samplesoft.losses.sampled import LossKernel, SampledLoss, exp_in_place
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme, select
 
-# logits that `logistic_kernel` computes at a time; at least one row
+# number of logits that `logistic_kernel` computes at a time; at least one row
 _BUFFER_LOGITS = 1 << 10
 
 
@@ -105,7 +105,7 @@ class NCELoss(LogisticLoss):
 
 
 class NegativeSamplingLoss(LogisticLoss):
-    r"""Logistic regression of the label against the draws, on scores as they are.
+    r"""Logistic regression of the label against the draws, on uncorrected scores.
 
     The loss is :math:`\text{softplus}(-o_t) + \sum_i \text{softplus}(o_{s_i})`. Scores are not
     corrected for the proposal: the loss learns vectors, not probabilities. At the minimum,
@@ -114,8 +114,8 @@ class NegativeSamplingLoss(LogisticLoss):
     Parameters
     ----------
     scheme : {"negatives", "masked", "kept"}
-        Treatment of accidental hits: `forward` raises if there are any; they are masked; or they
-        count as negatives.
+        Treatment of accidental hits: ``"negatives"``: `forward` raises if there are any;
+        ``"masked"``: they are masked; ``"kept"``: they count as negatives.
     offset : float
         Added to all scores; with ``-log(m)``, p equals q at a score of 0.
     **options
@@ -151,7 +151,7 @@ class NegativeSamplingLoss(LogisticLoss):
 
 
 class FullLogisticLoss(Loss):
-    r"""A logistic regression of each class against all examples that do not have it.
+    r"""A logistic regression for each class: whether an example has it as a label.
 
     The loss of an example is :math:`\sum_{l} \log(1 + e^{-o_l}) + \sum_{j} \log(1 + e^{o_j})`, over
     its labels l and all other classes j: negative sampling with every class as a negative.
@@ -268,9 +268,10 @@ def softplus(x: FloatArray, small: FloatArray, large: FloatArray) -> None:
 
 @njit
 def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
-    """Write the logit (B,) whose softplus is the sum of softplus over a row of logits (B, m).
+    """Write, for each row of logits (B, m), the logit whose softplus is the row's sum of softplus.
 
-    Overwrites rows by derivatives of that logit. It is -inf if all logits of a row are -inf.
+    The merged logits (B,) are -inf for rows in which all logits are -inf. Overwrites the rows by
+    the derivatives of the merged logits.
     """
     small = np.empty(logits.shape[1])
     large = np.empty(logits.shape[1])

@@ -1,8 +1,9 @@
-"""Unbiased sampled softmax, which takes a random number of draws and corrects for that number.
+"""Unbiased sampled softmax, which uses a random number of draws and corrects for that number.
 
 Notation of the kernels: the M draws of a row are split into blocks. S is the sum of exponentials of
-label and draws; ``S_b`` has only the draws of block b, ``H_1`` and ``H_2`` only one half each. Each
-sum is scaled by its largest term, because they may differ by hundreds of orders of magnitude.
+label and draws; ``S_b`` includes only the draws of block b, ``H_1`` and ``H_2`` only the draws of
+one half. Each sum is scaled by its largest term, because the sums may differ by hundreds of orders
+of magnitude.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from samplesoft.losses.sampled import (
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import DECAY, Scheme, last_level, select
 
-# relative difference of two sums; above it, their logarithms are subtracted
+# if two sums differ by a larger fraction, the difference of their logarithms is precise enough
 _SMALL_DIFFERENCE = 0.5
 
 
@@ -93,9 +94,9 @@ class MultilevelLoss(SampledLoss):
 
     Notes
     -----
-    **Cost.** An example takes 4.4 m draws on average, most often 2 m. The last level K, at least 1,
+    **Cost.** An example needs 4.4 m draws on average, most often 2 m. The last level K, at least 1,
     is the first with as many draws as classes, :math:`2^{K+1} m \ge n`. It has probability
-    :math:`r^K`, and takes :math:`M = 2^K m` draws and all classes. Its difference completes the sum
+    :math:`r^K`, and uses :math:`M = 2^K m` draws and all classes. Its difference completes the sum
     exactly:
 
     .. math:: L - L_M + \Big(\frac SZ - 1\Big), \qquad S = Z e^{L_M - L}

@@ -39,9 +39,9 @@ Seed = int | np.random.Generator | None
 # (number of draws, rng) -> draws for the contexts of a batch
 Sample = Callable[[int, Seed], Draw]
 
-# logits that a thread computes at a time; they fit into its cache
+# number of logits that a thread computes at a time; they fit into its cache
 CHUNK_LOGITS = 1 << 14
-# chunks in a job of a thread; waking a thread costs more than a smaller job
+# number of chunks in a job of a thread; waking a thread costs more than a smaller job
 _CHUNKS_PER_JOB = 8
 _NO_WEIGHTS = np.empty((0, 0))
 _UNIT_WEIGHTS = np.empty(0)
