@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
         values = given_options(options, check_loss) | {"loss": loss, "proposal": proposal}
 
     with redirect_stdout(sys.stderr):
-        report = _with_explained_errors(
+        report = _call_and_explain_errors(
             lambda: check_loss(progress=True, rng=options.seed, **values), options
         )
 
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _with_explained_errors(check: Callable[[], Any], options: argparse.Namespace) -> Any:
+def _call_and_explain_errors(check: Callable[[], Any], options: argparse.Namespace) -> Any:
     """Return ``check()``; raise ValueError, with an explanation, if the user's code raises.
 
     The command then exits with status 2, which differs from the status of a wrong loss.
@@ -218,7 +218,7 @@ def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
         raise ValueError(
             f"{option} must name a module that can be imported, got {module!r}: "
             f"{_describe_error(error)}{_import_error_location(error)}; "
-            f"{_import_remedy(module, error)}"
+            f"{_import_advice(module, error)}"
         ) from None
 
     try:
@@ -252,7 +252,7 @@ def _import_error_location(error: BaseException) -> str:
     return f" in {os.path.basename(file)}, line {line}"
 
 
-def _import_remedy(module: str, error: BaseException) -> str:
+def _import_advice(module: str, error: BaseException) -> str:
     """Return advice for the user, as text, if `module` could not be imported."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if module.endswith(".py") or "/" in module or "\\" in module:

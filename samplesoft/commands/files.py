@@ -55,9 +55,9 @@ class OutputFolder(_Path):
 def check_files(options: argparse.Namespace) -> None:
     """Raise ValueError unless all outputs are writable, and distinct from inputs and each other.
 
-    Two paths are the same file also if one is a link to the other, if they are spelled differently,
-    or if the file system ignores their different case. Source files of all loaded modules count as
-    inputs.
+    Two paths also count as the same file if one is a link to the other, if they are spelled
+    differently, or if the file system ignores their different case. Source files of all loaded
+    modules count as inputs.
     """
     inputs: list[tuple[str, InputFile]] = [*_options_of_type(options, InputFile)]
     files: list[tuple[str, OutputFile]] = [*_options_of_type(options, OutputFile)]

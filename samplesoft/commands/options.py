@@ -21,9 +21,9 @@ from samplesoft.reports.report import Report
 
 
 def value_parser(
-    expected: str, is_valid: Callable[[Any], bool], kind: Callable[[str], Any] = float
+    expected: str, is_valid: Callable[[Any], bool], convert: Callable[[str], Any] = float
 ) -> Callable[[str], Any]:
-    """Return a parser that converts a text by `kind`, and accepts values that pass `is_valid`.
+    """Return a parser that converts a text by `convert`, and accepts values that pass `is_valid`.
 
     `expected` describes valid values in errors.
     """
@@ -31,7 +31,7 @@ def value_parser(
     def parse(text: str) -> Any:
         """Return the value of a text; raise ArgumentTypeError if it is not valid."""
         try:
-            value = kind(text)
+            value = convert(text)
         except ValueError:
             value = None
         if value is None or not is_valid(value):
@@ -85,7 +85,7 @@ draw_counts = list_parser(draw_count)
 
 
 def given_options(options: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the options that are not None and that are parameters of a function or class."""
+    """Return, by name, the options that are parameters of a function or class, and not None."""
     values = {name: getattr(options, name, None) for name in signature(function).parameters}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -218,8 +218,8 @@ def read_inputs(path: str, trained: TrainedLinearSoftmax) -> SparseExamples:
     return examples
 
 
-def _require_width(columns: str, width: int, matrix: Any, remedy: str) -> None:
+def _require_width(column_text: str, width: int, matrix: Any, remedy: str) -> None:
     if matrix.shape[1] != width:
         raise ValueError(
-            f"--input must have the {width:,} {columns}, got {matrix.shape[1]:,}{remedy}."
+            f"--input must have the {width:,} {column_text}, got {matrix.shape[1]:,}{remedy}."
         )

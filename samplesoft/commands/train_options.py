@@ -373,8 +373,8 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
         unused = {"nu", "num_features"} - set(spec.reads)
         refuse_useless_options(values, sorted(unused), f"--sampler {sampler}")
         if not spec.follows_vectors:
-            by = f"--sampler {sampler}, which does not use class vectors"
-            refuse_useless_options(values, ["update_every"], by)
+            with_text = f"--sampler {sampler}, which does not use class vectors"
+            refuse_useless_options(values, ["update_every"], with_text)
     else:
         refuse_useless_options(values, DRAW_OPTIONS, f"--loss {loss}, which draws nothing")
         # the defaults of these settings are for losses with draws
@@ -391,12 +391,15 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
         raise ValueError(message) from None
 
 
-def refuse_useless_options(values: dict[str, Any], useless: Iterable[str], by: str) -> None:
-    """Raise ValueError if `values` has options `useless`, which have no effect with option `by`."""
+def refuse_useless_options(values: dict[str, Any], useless: Iterable[str], with_text: str) -> None:
+    """Raise ValueError if `values` has one of the options `useless`.
+
+    `with_text` names the option with which these options have no effect.
+    """
     options = [flag(name) for name in useless if name in values]
     if options:
         verb, it = ("has", "it") if len(options) == 1 else ("have", "them")
-        raise ValueError(f"{', '.join(options)} {verb} no effect with {by}; leave {it} out.")
+        raise ValueError(f"{', '.join(options)} {verb} no effect with {with_text}; leave {it} out.")
 
 
 def training_settings(options: argparse.Namespace) -> Settings:

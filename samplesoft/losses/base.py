@@ -497,7 +497,8 @@ def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = 
     """Return the (example, label) pairs of labels (B,), or of a sparse matrix of labels (B, n).
 
     The values of the matrix are the weights of the labels. For reduction "pal-n" each row is
-    divided by its sum; for "ova" all values must be 1. Raises TypeError or ValueError for invalid labels.
+    divided by its sum; for "ova" all values must be 1. Raises TypeError or ValueError if labels are
+    malformed.
     """
     if not sparse.issparse(labels):
         _require_one_type(labels)

@@ -46,7 +46,8 @@ _MIN_THREADED_MULTIPLICATIONS = 1 << 20  # smaller work runs on one thread
 def checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatArray]:
     """Return validated drawn classes and their log expected counts, (B, m), or (1, m) if shared.
 
-    Raises unless the draw is for `batch` contexts or shared by them, of classes in ``range(n)``.
+    Raises unless the draw has a row for each of `batch` contexts, or one row that they share, and
+    all classes are in ``range(n)``.
     """
     ids, log_counts = ids_and_log_counts(draw, batch)
     # one fast pass; the invalid entry is searched for only if there is one
@@ -294,7 +295,7 @@ def _score_separate_draws(
     candidate_table: IntArray,
     num_unique: int,
 ) -> CandidateScores:
-    """Return the scores for draws that are not shared, or for class vectors on other machines."""
+    """Return the scores if draws are not shared, or if class vectors are on other machines."""
     z = batch.z
     rows = batch.class_embeddings
     shared = len(ids) < len(batch.z)
@@ -448,7 +449,11 @@ def _separate_draw_gradients(
     dz: Rows,
     dW: Rows,
 ) -> None:
-    """Write gradients in contexts (B, d) and in classes (k, d), for draws that are not shared."""
+    """Write the gradients if draws are not shared.
+
+    `dz` (B, d) receives the gradients in the contexts, `dW` (k, d) the gradients in the vectors of
+    the k classes that occur.
+    """
     block = scores.block
     example_ids = scores.example_ids
     draw_indices = scores.draw_indices

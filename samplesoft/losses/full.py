@@ -116,7 +116,7 @@ class FullSoftmaxLoss(Loss):
     def _forward_masked(
         self, batch: Batch, label_scores: FloatArray, label_weights: FloatArray, signs: Any
     ) -> tuple[FloatArray, _ForwardState]:
-        """Return losses and state for a softmax over each label and all classes without labels."""
+        """Return losses and state if a label competes only with classes that are not labels."""
         targets = batch.targets
         max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets))
         max_scores[total == 0.0] = 0.0  # if all classes are labels
@@ -136,7 +136,10 @@ class FullSoftmaxLoss(Loss):
     def _max_and_sum_of_others(
         self, batch: Batch, excluded: LabelPositions
     ) -> tuple[Rows, FloatArray]:
-        """Return the max score (B,) of the classes not `excluded`, and sums of exp(score - max)."""
+        """Return the maximum score (B,), and the sum (B,) of ``exp(score - maximum)``.
+
+        Both are over all classes of an example, except its `excluded` labels.
+        """
         rows: Any = batch.class_embeddings
         if isinstance(rows, RemoteRows):
             return rows.exponentials(batch, excluded)
@@ -175,7 +178,7 @@ def _best_label_pairs(targets: Targets, scores: FloatArray) -> IntArray:
 
 
 class LabelPositions:
-    """Finds the labels of `pairs`, by default of all pairs, in blocks of classes."""
+    """Looks up the labels of `pairs`, by default of all pairs, that are in a block of classes."""
 
     def __init__(self, targets: Targets, pairs: IntArray | None = None) -> None:
         pairs = np.arange(len(targets.labels)) if pairs is None else pairs
@@ -189,8 +192,8 @@ class LabelPositions:
     def in_block(self, classes: slice) -> tuple[IntArray, IntArray, IntArray]:
         """Return three arrays (k,) for the k pairs whose label is in the slice `classes`.
 
-        These are the indices of the pairs, the positions of their labels in the slice, and their
-        examples.
+        The arrays hold the index of each pair, the position of its label in the slice, and its
+        example.
         """
         entries = slice(*np.searchsorted(self._labels, [classes.start, classes.stop]))
         return (
@@ -238,7 +241,7 @@ def score_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
 
 
 def masked_score_blocks(loss: Loss, batch: Batch, excluded: LabelPositions) -> Iterator[Rows]:
-    """Yield the scores (r, B) of each block of classes, or absolute values for an absolute loss.
+    """Yield the scores (r, B) of each block of classes; absolute scores for an absolute loss.
 
     The scores of `excluded` labels are -inf.
     """
@@ -255,8 +258,9 @@ def gradients_by_blocks(
 ) -> Gradients:
     """Return the gradients of a loss from its derivatives in all scores, block by block.
 
-    ``derivatives(scores, *extra)`` overwrites the scores (r, B) of a block by derivatives; for an
-    absolute loss it gets their absolute values. `d_labels` (P,) replace the entries of the labels.
+    ``derivatives(scores, *extra)`` overwrites the scores (r, B) of a block by the derivatives in
+    them; for an absolute loss it is called with the absolute scores. The derivatives in the label
+    scores are then replaced by `d_labels` (P,).
     """
     z = batch.z
     n = len(batch.class_embeddings)
@@ -294,9 +298,10 @@ def gradients_by_blocks(
 
 
 def label_scores_and_signs(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray, Any]:
-    """Return the label scores (P,) and 1; for an absolute loss, their absolute values and signs.
+    """Return the label scores (P,), and the number 1 as their sign.
 
-    Raises if a draw is given, because the loss sums over all classes.
+    For an absolute loss, returns the absolute values and the signs (P,) of the scores. Raises if a
+    draw is given, because the loss sums over all classes.
     """
     if draw is not None:
         raise TypeError(

@@ -305,10 +305,13 @@ def shared_draw_gradients(
     dz: Floats,
     dW: Floats,
 ) -> None:
-    """Write the gradients in contexts (B, d) and in classes (k, d), for draws that are shared.
+    """Write the gradients if all examples share the draws.
 
-    `d_labels` (P,) and `d_sampled` (B, m) are derivatives in the scores; `weights` (B,) are the
-    weights of the examples. `block`, `norms` and `candidate_table` come from `score_shared_draws`.
+    `dz` (B, d) receives the gradients in the contexts, `dW` (k, d) the gradients in the vectors of
+    the k classes that occur. `d_labels` (P,) and `d_sampled` (B, m) are derivatives
+    in the scores; `weights` (B,) are the weights of the examples. `block`, `norms` and
+    `candidate_table` come from `score_shared_draws`.
+
     If the caller has computed the large matrix products, `draw_gradients` (m, d) holds the
     gradients in the vectors of the draws, and `dz` the contribution of the draws to the gradients
     in the contexts. Otherwise `draw_gradients` is empty.
@@ -393,12 +396,14 @@ def class_gradients(
     offsets: IntArray,
     out: Floats,
 ) -> None:
-    """Write the gradients (k, d) of k classes: sums of derivatives times contexts, in float64.
+    """Write the gradients in the vectors of k classes to `out` (k, d).
 
-    `d_labels` (P,) and `d_sampled` (B, m) are derivatives in scores of labels and draws. Pair p
-    belongs to example ``example_ids[p]``. If examples share the draws, `draw_gradients` (m, d)
-    holds the gradients in the vectors of the draws, summed over the examples; otherwise it is
-    empty. Candidates are numbered: first the labels, then the draws. Class g has the candidates
+    A gradient is a sum of derivatives times contexts, computed in float64. `d_labels` (P,) and
+    `d_sampled` (B, m) are the derivatives in the scores of labels and draws. Pair p belongs to
+    example ``example_ids[p]``. If examples share the draws, `draw_gradients` (m, d) holds the
+    gradients in the vectors of the draws, summed over the examples; otherwise it is empty.
+
+    Candidates are numbered: first the labels, then the draws. Class g has the candidates
     ``order[offsets[g]:offsets[g + 1]]``; see `kernels.sort_ids.group_equal_ids`.
     """
     num_pairs = len(d_labels)
@@ -448,13 +453,15 @@ def find_accidental_hits(
     num_draws: int,
     shares_draws: bool,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Find the accidental hits of each pair, the draws of its label; return starts, stops, columns.
+    """Return ``(starts, stops, columns)``, which say where the accidental hits of each pair are.
 
-    The hits of pair p are in the columns ``columns[starts[p]:stops[p]]`` of the draws.
-    `label_indices` (P,) are the indices of the labels among the distinct classes. Candidates are
-    numbered: first the labels, then the draws. Class g has the candidates
-    ``order[offsets[g]:offsets[g + 1]]``. There are `num_draws` draws for each example, or for all
+    Accidental hits are draws of the pair's label. The hits of pair p are in the columns
+    ``columns[starts[p]:stops[p]]`` of the draws. `label_indices` (P,) are the indices of
+    the labels among the distinct classes. There are `num_draws` draws for each example, or for all
     examples together if `shares_draws`.
+
+    Candidates are numbered: first the labels, then the draws. Class g has the candidates
+    ``order[offsets[g]:offsets[g + 1]]``.
     """
     num_pairs = len(label_indices)
     hit_starts = np.empty(num_pairs, np.int64)

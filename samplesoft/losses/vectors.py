@@ -16,8 +16,8 @@ def checked_class_embeddings(value: object) -> Rows:
     return cpu.shaped_rows("class_embeddings", value)
 
 
-def require_finite_rows(rows: Rows, first: int = 0) -> None:
-    """Raise if class vectors (r, d) are not finite; row 0 belongs to the class `first`."""
+def require_finite_rows(rows: Rows, first_class: int = 0) -> None:
+    """Raise if class vectors (r, d) are not finite; row 0 belongs to the class `first_class`."""
     if isinstance(rows, RemoteRows):  # the optimizers on the other machines check every update
         return
 
@@ -29,6 +29,6 @@ def require_finite_rows(rows: Rows, first: int = 0) -> None:
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
         raise ValueError(
-            f"`class_embeddings` must be finite, got row {first + int(finite.argmin())} that is "
-            "not; training may have diverged: lower the learning rate, or clip gradients."
+            f"`class_embeddings` must be finite, got row {first_class + int(finite.argmin())} that "
+            "is not; training may have diverged: lower the learning rate, or clip gradients."
         )

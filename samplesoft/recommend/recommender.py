@@ -595,7 +595,9 @@ def _checked_user_ids(userids: ArrayLike) -> IntArray:
     return as_ids("userids", ids, np.iinfo(int).max, of="users")
 
 
-def _most_similar_rows(name: str, value: ArrayLike, factors: Rows, length: int, of: str) -> Lists:
+def _most_similar_rows(
+    name: str, value: ArrayLike, factors: Rows, num_similar: int, of: str
+) -> Lists:
     """Return the most similar rows of `factors` (n, d), and their cosines, for each row in `value`.
 
     Both have the shape (B, length), or (length,) for a scalar `value`.
@@ -604,7 +606,7 @@ def _most_similar_rows(name: str, value: ArrayLike, factors: Rows, length: int, 
     ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)
     # propagation has changed the norms of item vectors
     vectors = unit_rows("factors", factors.copy())[0]
-    return best_items(vectors[ids], vectors, as_count("N", length), array.ndim == 0)
+    return best_items(vectors[ids], vectors, as_count("N", num_similar), array.ndim == 0)
 
 
 def best_items(users: Rows, items: Rows, length: int, single: bool, **left_out: Any) -> Lists:

@@ -322,9 +322,9 @@ def _initialise_from_singular_vectors(
 class RecommenderTask(LinearTask):
     """Training task: predict all items of a user from a random subset of them, the input history.
 
-    Each step leaves a fraction `dropout` of the items out of the input history. All items are
-    labels. Items that remain in the input have a smaller label weight, because predicting an item
-    from itself is easy.
+    Each step drops a fraction `dropout` of the items from the input history. All items are labels.
+    Items that remain in the input have a smaller label weight, because predicting an item from
+    itself is easy.
 
     References
     ----------
@@ -371,13 +371,13 @@ def as_interactions(name: str, value: Any, num_items: int | None = None) -> Matr
 
     matrix.sum_duplicates()
     # store float32 if that is exact, for half the memory; computations use float64
-    if all(np.array_equal(chunk, chunk.astype(np.float32)) for chunk in _split_array(matrix.data)):
+    if all(np.array_equal(chunk, chunk.astype(np.float32)) for chunk in _array_chunks(matrix.data)):
         matrix.data = matrix.data.astype(np.float32)
     return matrix
 
 
-def _split_array(array: Any) -> list[Any]:
-    """Split an array (E,) into chunks."""
+def _array_chunks(array: Any) -> list[Any]:
+    """Return the chunks of an array (E,), which are views."""
     return [array[chunk] for chunk in chunks(len(array), _ENTRIES_PER_CHUNK)]
 
 
