@@ -62,14 +62,14 @@ def check_files(options: argparse.Namespace) -> None:
     inputs: list[tuple[str, InputFile]] = [*_options_of_type(options, InputFile)]
     files: list[tuple[str, OutputFile]] = [*_options_of_type(options, OutputFile)]
     folders: list[tuple[str, OutputFolder]] = [*_options_of_type(options, OutputFolder)]
-    in_folders = [
+    folder_paths = [
         (option, path)
         for option, folder in folders
         for path in (folder, *(os.path.join(folder, name) for name in folder.files))
     ]
-    written: list[tuple[str, str]] = [*files, *in_folders]
+    output_paths: list[tuple[str, str]] = [*files, *folder_paths]
 
-    for option, path in written:
+    for option, path in output_paths:
         for reader, source in inputs:
             if _is_same(path, source):
                 note = "" if path == source else f", which is the same file as {path!r}"
@@ -78,16 +78,21 @@ def check_files(options: argparse.Namespace) -> None:
                     f"another name for {option}."
                 )
 
-    for (option, first), (other, second) in combinations(files, 2):
-        if _is_same(first, second) or _is_inside(first, second) or _is_inside(second, first):
-            names = f"{first!r} for both" if first == second else f"{first!r} and {second!r}"
-            raise ValueError(f"{option} and {other} must name two files, got {names}; rename one.")
-
-    for (option, first), (other, inside) in product(files, in_folders):
-        if _is_same(first, inside) or _is_inside(inside, first):
+    for (option, path), (other_option, other_path) in combinations(files, 2):
+        is_inside = _is_inside(path, other_path) or _is_inside(other_path, path)
+        if _is_same(path, other_path) or is_inside:
+            names = f"{path!r} and {other_path!r}"
+            if path == other_path:
+                names = f"{path!r} for both"
             raise ValueError(
-                f"{option} must name a file of its own, got {first!r}, which is {other} or one of "
-                "the files of the run; rename it, for example results.json."
+                f"{option} and {other_option} must name two files, got {names}; rename one."
+            )
+
+    for (option, path), (folder_option, folder_path) in product(files, folder_paths):
+        if _is_same(path, folder_path) or _is_inside(folder_path, path):
+            raise ValueError(
+                f"{option} must name a file of its own, got {path!r}, which is {folder_option} or "
+                "one of the files of the run; rename it, for example results.json."
             )
 
     for option, folder in folders:
@@ -215,20 +220,20 @@ def _device_and_inode(path: str | Path) -> tuple[int, int]:
 
 def _is_same(path: str, other: str) -> bool:
     """Return whether two paths name the same file, which need not exist."""
-    first = _resolve_path(path)
-    second = _resolve_path(other)
-    return first.identity == second.identity and _missing_names_match(
-        first, second, len(second.missing_names)
+    resolved = _resolve_path(path)
+    other_resolved = _resolve_path(other)
+    return resolved.identity == other_resolved.identity and _missing_names_match(
+        resolved, other_resolved, len(other_resolved.missing_names)
     )
 
 
 def _is_inside(path: str, file: str) -> bool:
     """Return whether `path` would be inside `file` if that were a folder, as in a.json/b.json."""
-    outer = _resolve_path(file)
-    inner = _resolve_path(path)
-    if outer.identity != inner.identity or not outer.missing_names:
+    resolved_file = _resolve_path(file)
+    resolved_path = _resolve_path(path)
+    if resolved_file.identity != resolved_path.identity or not resolved_file.missing_names:
         return False
-    return _missing_names_match(outer, inner, len(outer.missing_names))
+    return _missing_names_match(resolved_file, resolved_path, len(resolved_file.missing_names))
 
 
 def _missing_names_match(first: _ResolvedPath, second: _ResolvedPath, length: int) -> bool:

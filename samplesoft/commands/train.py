@@ -113,7 +113,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
         lock.enter_context(locked(out))
         require_free(out)
 
-    values = {
+    saved_values = {
         name: value
         for name, value in vars(options).items()
         if value is not None and name not in _NOT_SAVED
@@ -121,11 +121,12 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
 
     # the options of the original run, except for those that may change
     if saved:
-        values = saved | {name: values[name] for name in _MAY_CHANGE if name in values}
+        changes = {name: saved_values[name] for name in _MAY_CHANGE if name in saved_values}
+        saved_values = saved | changes
 
     # a resumed run that Python started has no saved options
     if saved or not options.resume:
-        write_json(out / OPTIONS, values)
+        write_json(out / OPTIONS, saved_values)
 
     line = f"{options.model} in {options.out}: {task.num_steps:,} steps in an epoch"
     done = 0
@@ -155,14 +156,15 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
         )
 
     load_parameters(out / BEST, task)
-    best = next((line for line in records if line["epoch"] == progress.best_epoch), {})
+    best_record = next((line for line in records if line["epoch"] == progress.best_epoch), {})
 
+    # the loss is in the checkpoint, the other metrics only in the log
+    metrics = without_prefix("validation", best_record, "_")
     results: dict[str, Any] = {
         "config": task.config(),
         "epochs": records,
         "best_epoch": progress.best_epoch,
-        # the loss is in the checkpoint, the other metrics only in the log
-        "validation": {"loss": progress.best_loss, **without_prefix("validation", best, "_")},
+        "validation": {"loss": progress.best_loss, **metrics},
         "num_unlabeled": task.num_unlabeled,
     }
 

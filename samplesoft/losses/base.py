@@ -398,11 +398,11 @@ class Loss(ABC):
 
         if self.tau == 1.0 and batch.norms is None:
             return gradients
-
-        dh = gradients.dh if self.tau == 1.0 else arrays.times(gradients.dh, self.tau)  # z = tau h
+        dh = gradients.dh  # in z = tau h
+        if self.tau != 1.0:
+            dh = arrays.times(dh, self.tau)
         if batch.norms is not None:
             dh = unit_rows_backward(dh, batch.contexts, batch.norms)
-
         return Gradients(dh, gradients.dW, gradients.db, gradients.d_log_sums)
 
     @abstractmethod

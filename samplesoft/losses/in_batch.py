@@ -223,7 +223,6 @@ class InBatchLoss(Loss):
             raise self._zero_probability_error(
                 int(classes[0, np.argmin(np.isfinite(log_counts[0]))]), size
             )
-
         return log_counts.reshape(ids.shape)
 
     def _zero_probability_error(self, label: int, size: int) -> ValueError:

@@ -167,5 +167,4 @@ def _log_sum_without_heavy(row: FloatArray, heavy: int, m: int, fractions: Float
     total_mass = total(fractions)
     for k in range(len(row)):
         fractions[k] /= total_mass
-
     return float(max_logit + np.log(total_mass))

@@ -207,7 +207,6 @@ class FullLogisticLoss(Loss):
     ) -> tuple[FloatArray, FloatArray]:
         label_scores, signs = label_scores_and_signs(self, batch, draw)
         losses = np.zeros(len(batch.z))
-
         for scores in masked_score_blocks(self, batch, LabelPositions(batch.targets)):
             add_softplus(scores, losses)
 

@@ -244,11 +244,10 @@ class DoubleSumLoss(SampledLoss):
         # a draw's derivative is its fraction of the sum: exp(o_j - o_t) / (m q_j) / exp(loss)
         with np.errstate(divide="ignore"):
             log_draw_ratios = np.log(np.abs(saved[2])) + draw.log_expected_count
-
         lower_bounds = np.logaddexp(0.0, losses + log_draw_ratios.max(axis=1))
         np.copyto(sums, lower_bounds, where=sums < lower_bounds - self.slack)
-        gaps = losses - sums
 
+        gaps = losses - sums
         return sums + np.expm1(gaps), (saved, gaps)
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:

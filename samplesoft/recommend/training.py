@@ -224,9 +224,9 @@ def _train_model(
         training_items = held_out.remaining
 
     num_items = training_items.shape[1]
-    sizes = np.diff(training_items.indptr)
-    rows = np.flatnonzero(sizes)
-    resolved = resolve(settings, num_items, len(rows), several_labels=True)
+    history_sizes = np.diff(training_items.indptr)
+    active_users = np.flatnonzero(history_sizes)
+    resolved = resolve(settings, num_items, len(active_users), several_labels=True)
     resolved.model.require_memory(num_items, num_items, np.dtype(np.float32))
 
     item_counts = column_counts(training_items)
@@ -243,15 +243,16 @@ def _train_model(
         _initialise_from_singular_vectors(model, graph, rank, derive_seed(key, _START_STREAM))
 
     # the loss of a user is a mean over items; these weights give all items equal influence
-    examples = Examples(training_items, training_items, sizes / sizes[rows].mean())
-    task.use(examples, rows, resolved.batch_size)
+    user_weights = history_sizes / history_sizes[active_users].mean()
+    examples = Examples(training_items, training_items, user_weights)
+    task.use(examples, active_users, resolved.batch_size)
     resolved = replace(resolved, step_by_step=task.why_step_by_step(optimizer))
 
     weight = recommender.propagation
     if weight == _AUTO and held_out is None:
         weight = _DEFAULT_WEIGHT
 
-    def ndcg(weights: Sequence[float]) -> list[float]:
+    def compute_ndcg(weights: Sequence[float]) -> list[float]:
         """Return nDCG at 20 on the held-out items for each propagation weight."""
         assert held_out is not None
         users = user_vectors(model.embedding, training_items)
@@ -267,7 +268,7 @@ def _train_model(
     callbacks: list[Callback] = [Refresh(), average]
     if held_out is not None:
         score_weight = _EPOCH_WEIGHT if weight == _AUTO else weight
-        score = Score(lambda: ndcg([score_weight])[0], average=average)
+        score = Score(lambda: compute_ndcg([score_weight])[0], average=average)
         callbacks += [
             score,
             KeepBest(average),
@@ -291,7 +292,7 @@ def _train_model(
     scores = [] if score is None else score.scores
     if weight == _AUTO:
         with progress_phase(recommender.verbose, "weight of the propagation"):
-            weight = _PROPAGATION_WEIGHTS[int(np.argmax(ndcg(_PROPAGATION_WEIGHTS)))]
+            weight = _PROPAGATION_WEIGHTS[int(np.argmax(compute_ndcg(_PROPAGATION_WEIGHTS)))]
 
     return _TrainedModel(
         model=model, propagation_weight=weight, losses=losses, scores=scores, resolved=resolved
@@ -391,22 +392,28 @@ def hide_items(
     """
     eligible = np.flatnonzero(np.diff(user_items.indptr) > 1)
     users = np.sort(held_out_order(eligible, seed)[: int(np.ceil(user_fraction * len(eligible)))])
-    chosen = np.zeros(user_items.shape[0], bool)
-    chosen[users] = True
-    hidden = np.empty(user_items.nnz, bool)
+
+    is_chosen = np.zeros(user_items.shape[0], bool)
+    is_chosen[users] = True
+    is_hidden = np.empty(user_items.nnz, bool)
     random = np.random.default_rng(seed)
 
     for chunk in entry_chunks(user_items):
         example_ids, entries = row_of_each_entry(user_items, chunk)
         random_keys = random.random(len(example_ids))
         order = np.lexsort((random_keys, example_ids))  # by user, then in random order
-        sizes = np.diff(user_items.indptr[chunk.start : chunk.stop + 1])
-        rank = np.empty(len(example_ids), np.int64)
-        rank[order] = np.arange(len(example_ids)) - (np.cumsum(sizes) - sizes)[example_ids]
-        num_hidden = np.maximum(1, sizes // 5)
-        hidden[entries] = chosen[chunk][example_ids] & (rank < num_hidden[example_ids])
 
-    return select_entries(user_items, ~hidden), users, select_entries(user_items, hidden)[users]
+        # rank of each item in the random order of its user's items
+        num_items = np.diff(user_items.indptr[chunk.start : chunk.stop + 1])
+        starts = np.cumsum(num_items) - num_items
+        item_rank = np.empty(len(example_ids), np.int64)
+        item_rank[order] = np.arange(len(example_ids)) - starts[example_ids]
+
+        num_hidden = np.maximum(1, num_items // 5)
+        is_hidden[entries] = is_chosen[chunk][example_ids] & (item_rank < num_hidden[example_ids])
+
+    remaining = select_entries(user_items, ~is_hidden)
+    return remaining, users, select_entries(user_items, is_hidden)[users]
 
 
 def normalized_graph(user_items: Matrix) -> Matrix:
@@ -415,13 +422,14 @@ def normalized_graph(user_items: Matrix) -> Matrix:
     An entry is divided by the square roots of two degrees: the sum of its user's weights, and the
     sum of its item's weights.
     """
-    unit = max(1.0, float(user_items.data.max(initial=0.0)))
+    max_weight = max(1.0, float(user_items.data.max(initial=0.0)))
     row_chunks = entry_chunks(user_items)
-    user_degrees, item_degrees = map(np.zeros, user_items.shape)
+    user_degrees = np.zeros(user_items.shape[0])
+    item_degrees = np.zeros(user_items.shape[1])
     values = np.empty(user_items.nnz, np.float32)
 
     def positive_weights(entries: slice) -> FloatArray:
-        scaled: FloatArray = user_items.data[entries].astype(np.float64) / unit
+        scaled: FloatArray = user_items.data[entries].astype(np.float64) / max_weight
         return np.maximum(scaled, np.finfo(np.float64).tiny)  # so that no degree is 0
 
     for chunk in row_chunks:
@@ -459,7 +467,6 @@ def item_singular_vectors(
 
     basis = 2.0 * uniform_block(np.uint64(seed), graph.shape[1], width) - 1.0
     basis = basis.astype(np.float32)
-
     for _ in range(_POWER_ITERATIONS):
         basis, _ = np.linalg.qr(sparse_product(transpose, sparse_product(graph, basis)))
 
