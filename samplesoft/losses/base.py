@@ -333,16 +333,16 @@ class Loss(ABC):
         z = contexts if self.tau == 1.0 else arrays.times(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
 
-    def _check_labels(self, labels: Any, size: int, n: int) -> Targets:
-        """Return validated labels of `size` examples, all below n, as (example, label) pairs."""
+    def _check_labels(self, labels: Any, batch_size: int, n: int) -> Targets:
+        """Return the (example, label) pairs of a batch; raise unless all labels are below n."""
         if self.device == "cpu":
-            return checked_targets(labels, size, n, self.label_reduction)
+            return checked_targets(labels, batch_size, n, self.label_reduction)
         if sparse.issparse(labels):
             raise TypeError(
                 "`labels` must hold one label an example with device='cuda', got a matrix; "
                 "compute on the processor, or expand the batch to pairs."
             )
-        return Targets(backend(self.device).labels("labels", labels, n, (size,)))
+        return Targets(backend(self.device).labels("labels", labels, n, (batch_size,)))
 
     def forward_batch(
         self,
@@ -462,14 +462,14 @@ def _losses_not_finite_error(losses: FloatArray, dtype: np.dtype[Any]) -> ValueE
 
 
 def checked_weights(
-    weights: ArrayLike | None, batch: int, reduction: str, dtype: np.dtype[Any]
+    weights: ArrayLike | None, batch_size: int, reduction: str, dtype: np.dtype[Any]
 ) -> FloatArray:
     """Return validated weights (B,) of the examples; for reduction "mean", divided by their sum."""
     if weights is None:  # the usual case: nothing to validate
-        weight = 1.0 / batch if reduction == "mean" else 1.0
-        return np.zeros(batch) + weight
+        weight = 1.0 / batch_size if reduction == "mean" else 1.0
+        return np.zeros(batch_size) + weight
 
-    per_example = cpu.vector("weights", to_host(weights), batch, np.dtype(np.float64))
+    per_example = cpu.vector("weights", to_host(weights), batch_size, np.dtype(np.float64))
     if reduction == "mean":
         per_example = scale_by_power_of_two(per_example)  # so that the sum is finite
         total = float(per_example.sum())
@@ -493,7 +493,9 @@ def checked_weights(
     return per_example
 
 
-def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = "pal-n") -> Targets:
+def checked_targets(
+    labels: Any, batch_size: int, num_classes: int, reduction: str = "pal-n"
+) -> Targets:
     """Return the (example, label) pairs of labels (B,), or of a sparse matrix of labels (B, n).
 
     The values of the matrix are the weights of the labels. For reduction "pal-n" each row is
@@ -506,16 +508,16 @@ def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = 
             labels = as_array("labels", labels)
         if labels.ndim != 1:
             raise ValueError(
-                f"`labels` must have shape ({batch},), got {labels.shape}; pass several labels of "
-                "an example as a scipy.sparse matrix (B, n)."
+                f"`labels` must have shape ({batch_size},), got {labels.shape}; pass several labels "
+                "of an example as a scipy.sparse matrix (B, n)."
             )
-        return Targets(as_labels("labels", labels, num_classes, (batch,)))
+        return Targets(as_labels("labels", labels, num_classes, (batch_size,)))
 
     # a copy, because it is sorted in place below
     matrix = as_csr("labels", labels)
-    if matrix.shape != (batch, num_classes):
+    if matrix.shape != (batch_size, num_classes):
         raise ValueError(
-            f"`labels` must have shape {(batch, num_classes)} as a matrix, got {matrix.shape}."
+            f"`labels` must have shape {(batch_size, num_classes)} as a matrix, got {matrix.shape}."
         )
 
     # kernels require that labels of an example are distinct and ascending, with weights above 0
@@ -537,7 +539,7 @@ def checked_targets(labels: Any, batch: int, num_classes: int, reduction: str = 
             f"is none, got {values[values != 1.0][0]}; take 'pal' for labels of other weights."
         )
 
-    example_ids = np.repeat(np.arange(batch), counts)
+    example_ids = np.repeat(np.arange(batch_size), counts)
     starts = matrix.indptr[:-1].astype(np.int64)
     classes = matrix.indices.astype(np.int64)
     if reduction != "pal-n":

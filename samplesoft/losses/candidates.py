@@ -43,20 +43,20 @@ _NO_NORMS = np.empty(0)
 _MIN_THREADED_MULTIPLICATIONS = 1 << 20  # smaller work runs on one thread
 
 
-def checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[IntArray, FloatArray]:
+def checked_draw(draw: Draw | None, batch_size: int, n: int) -> tuple[IntArray, FloatArray]:
     """Return validated drawn classes and their log expected counts, (B, m), or (1, m) if shared.
 
-    Raises unless the draw has a row for each of `batch` contexts, or one row that they share, and
-    all classes are in ``range(n)``.
+    Raises unless the draw has a row for each of `batch_size` contexts, or one row that they share,
+    and all classes are in ``range(n)``.
     """
-    ids, log_counts = ids_and_log_counts(draw, batch)
+    ids, log_counts = ids_and_log_counts(draw, batch_size)
     # one fast pass; the invalid entry is searched for only if there is one
     if not are_valid_draws(ids, log_counts, n):
         raise invalid_draw_error(ids, log_counts, n)
     return ids, log_counts
 
 
-def ids_and_log_counts(draw: Draw | None, batch: int) -> tuple[IntArray, FloatArray]:
+def ids_and_log_counts(draw: Draw | None, batch_size: int) -> tuple[IntArray, FloatArray]:
     """Return what `checked_draw` returns; check types and shapes, but not values."""
     if type(draw) is not Draw and not isinstance(draw, Draw):
         raise missing_draw_error(draw)
@@ -68,7 +68,7 @@ def ids_and_log_counts(draw: Draw | None, batch: int) -> tuple[IntArray, FloatAr
     # the types that samplers return; other arrays are checked one by one
     is_from_sampler = type(ids) is type(log_q) is type(logs) is np.ndarray and ids.dtype == _INT
     if is_from_sampler and log_q.dtype == logs.dtype == _FLOAT:
-        require_draw_shapes(ids.shape, logs.shape, batch)
+        require_draw_shapes(ids.shape, logs.shape, batch_size)
         return ids, draw.log_expected_count
 
     fields = ("ids", ids, "iu"), ("log_q", log_q, "f"), ("log_inclusion", logs, "f")
@@ -80,7 +80,7 @@ def ids_and_log_counts(draw: Draw | None, batch: int) -> tuple[IntArray, FloatAr
                 f"got {getattr(array, 'dtype', type(array).__name__)}; use sampler.sample."
             )
 
-    require_draw_shapes(ids.shape, logs.shape, batch)
+    require_draw_shapes(ids.shape, logs.shape, batch_size)
     return np.asarray(ids, _INT), np.asarray(draw.log_expected_count, _FLOAT)
 
 
@@ -101,12 +101,12 @@ def require_replacement(draw: Draw, loss: str) -> None:
         )
 
 
-def require_draw_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch: int) -> None:
-    """Raise unless both shapes are (batch, m), or (1, m) for draws that the batch shares."""
-    if ids[1:] in ((), (0,)) or ids[2:] or ids[0] not in (1, batch):
+def require_draw_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch_size: int) -> None:
+    """Raise unless both shapes are (batch_size, m), or (1, m) for draws that the batch shares."""
+    if ids[1:] in ((), (0,)) or ids[2:] or ids[0] not in (1, batch_size):
         raise ValueError(
-            f"`draw` must hold ids of shape ({batch}, m) or (1, m), got {ids}; draw for the same "
-            "contexts."
+            f"`draw` must hold ids of shape ({batch_size}, m) or (1, m), got {ids}; draw for the "
+            "same contexts."
         )
     if log_counts != ids:
         raise ValueError(
@@ -134,7 +134,7 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
     A count of -inf means that the label cannot be drawn. Only schemes that divide by the number of
     accepted draws allow it.
     """
-    size = len(targets.labels)
+    num_pairs = len(targets.labels)
     if value is None:
         raise TypeError(
             f"`label_log_count` must be given with scheme={scheme.name!r}: the log expected "
@@ -152,8 +152,8 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
     with np.errstate(over="ignore"):
         counts = counts.astype(np.float64)
 
-    if counts.shape != (size,):
-        raise ValueError(f"`label_log_count` must have shape ({size},), got {counts.shape}.")
+    if counts.shape != (num_pairs,):
+        raise ValueError(f"`label_log_count` must have shape ({num_pairs},), got {counts.shape}.")
 
     is_valid = np.isfinite(counts) | ((counts == -np.inf) & scheme.divides_by_accepted)
     if not is_valid.all():
@@ -194,9 +194,9 @@ class CandidateScores:
     @property
     def draw_indices(self) -> IntArray:
         """Index of each draw among the classes that occur, (B, m) or (1, m)."""
-        size, m = self.sampled_scores.shape
+        batch_size, m = self.sampled_scores.shape
         return self.candidate_table[2, self.label_scores.shape[0] : -1].reshape(
-            1 if self.shared else size, m
+            1 if self.shared else batch_size, m
         )
 
 
@@ -217,7 +217,7 @@ def score_candidates(
     z = batch.z
     labels = batch.targets.labels
     rows = batch.class_embeddings
-    size, d = z.shape
+    batch_size, d = z.shape
     num_sets, m = ids.shape
     num_pairs = labels.shape[0]
     n = rows.shape[0]
@@ -231,11 +231,11 @@ def score_candidates(
     # For shared draws, the vectors are copied in the order of the draws, and the scores are one
     # matrix product. Otherwise each class has one row, and an example reads the rows of its draws.
     is_remote = type(rows) is not np.ndarray and isinstance(rows, RemoteRows)
-    if num_sets == 1 < size and not is_remote:
+    if num_sets == 1 < batch_size and not is_remote:
         block = np.empty((num_pairs + m, d), z.dtype)
         norms = np.empty(num_pairs + m) if normalize else _NO_NORMS
         label_scores = np.empty(num_pairs)
-        sampled_scores = np.empty((size, m), z.dtype)
+        sampled_scores = np.empty((batch_size, m), z.dtype)
         biases = z[0, :0] if batch.biases is None else batch.biases
         if type(rows) is not np.ndarray:
             rows = np.asarray(rows)  # kernels do not accept memmaps

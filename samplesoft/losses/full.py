@@ -220,10 +220,10 @@ def score_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
     """
     z = batch.z
     n = len(batch.class_embeddings)
-    size = min(n, max(_MIN_BLOCK_CLASSES, _BLOCK_SCORES // len(z)))
-    buffer = np.empty((size, len(z)), z.dtype)
+    block_size = min(n, max(_MIN_BLOCK_CLASSES, _BLOCK_SCORES // len(z)))
+    buffer = np.empty((block_size, len(z)), z.dtype)
 
-    for classes in chunks(n, size):
+    for classes in chunks(n, block_size):
         rows = batch.class_embeddings[classes]
         norms = None
         if normalize:
@@ -334,17 +334,17 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
     Updates the running maxima `max_scores` (B,), which are -inf before the first block, and the
     sums `total` (B,). Overwrites the scores.
     """
-    batch = len(max_scores)
+    batch_size = len(max_scores)
 
     # Running maximum and sum (Milakov and Gimelshein, 2018, algorithm 3), block by block: a new
     # maximum rescales the sum so far.
     shift = max_scores.copy()
     for j in range(len(scores)):
         row = scores[j]
-        for b in range(batch):
+        for b in range(batch_size):
             max_scores[b] = max(max_scores[b], row[b])
 
-    for b in range(batch):
+    for b in range(batch_size):
         old_shift = np.float64(shift[b])
         # the maximum is -inf if all classes so far are excluded
         shift[b] = max_scores[b] if max_scores[b] != -np.inf else 0.0
@@ -355,26 +355,26 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
         partial_sums[:] = 0.0
         for j in range(start, min(start + _RUN_CLASSES, len(scores))):
             row = scores[j]
-            for b in range(batch):
+            for b in range(batch_size):
                 row[b] -= shift[b]
-            replace_by_exp(row, batch)
-            for b in range(batch):
+            replace_by_exp(row, batch_size)
+            for b in range(batch_size):
                 partial_sums[b] += row[b]
-        for b in range(batch):
+        for b in range(batch_size):
             total[b] += partial_sums[b]
 
 
 @njit
-def logsumexp_derivatives(scores: Floats, max_scores: Floats, factor: Floats) -> None:
+def logsumexp_derivatives(scores: Floats, max_scores: Floats, factors: Floats) -> None:
     """Replace scores (r, B) by ``factor * exp(score - max_score)``, the derivatives of logsumexp.
 
-    `factor` (B,) is the weight of an example, divided by its sum of exponentials.
+    `factors` (B,) are the weights of the examples, divided by their sums of exponentials.
     """
-    batch = len(max_scores)
+    batch_size = len(max_scores)
     for j in range(len(scores)):
         row = scores[j]
-        for b in range(batch):
+        for b in range(batch_size):
             row[b] -= max_scores[b]
-        replace_by_exp(row, batch)
-        for b in range(batch):
-            row[b] *= factor[b]
+        replace_by_exp(row, batch_size)
+        for b in range(batch_size):
+            row[b] *= factors[b]

@@ -204,15 +204,18 @@ class InBatchLoss(Loss):
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         return self._softmax._backward(batch, saved, weights)
 
-    def _log_counts(self, ids: IntArray, size: int, draw: Draw | None) -> FloatArray:
-        """Return log expected counts of `ids` among `size` - 1 labels and the draws of `extra`.
+    def _log_counts(self, ids: IntArray, batch_size: int, draw: Draw | None) -> FloatArray:
+        """Return the log expected counts of the classes `ids`, an array of the same shape.
 
-        The result has the shape of `ids`.
+        A class is counted among the ``batch_size - 1`` labels of other examples, and among the
+        draws from `extra`.
         """
         assert self.proposal is not None
         classes = ids.reshape(1, -1)
         with np.errstate(divide="ignore"):  # a batch of one has no other labels
-            log_counts: FloatArray = self.proposal.log_prob(None, classes) + np.log(size - 1.0)
+            log_counts: FloatArray = self.proposal.log_prob(None, classes) + np.log(
+                batch_size - 1.0
+            )
 
         if draw is not None and self.extra is not None:
             num_drawn = draw.ids.shape[1] - len(getattr(self.extra, "certain", ()))
@@ -221,11 +224,11 @@ class InBatchLoss(Loss):
 
         if not np.isfinite(log_counts).all():
             raise self._zero_probability_error(
-                int(classes[0, np.argmin(np.isfinite(log_counts[0]))]), size
+                int(classes[0, np.argmin(np.isfinite(log_counts[0]))]), batch_size
             )
         return log_counts.reshape(ids.shape)
 
-    def _zero_probability_error(self, label: int, size: int) -> ValueError:
+    def _zero_probability_error(self, label: int, batch_size: int) -> ValueError:
         """Return the error for a label of the batch that cannot be drawn."""
         name = "proposal"
         sampler = self.proposal
@@ -233,7 +236,7 @@ class InBatchLoss(Loss):
         if self.extra is not None:
             reason = ", and `extra` does not draw it either"
 
-        if size == 1:
+        if batch_size == 1:
             name = "extra"
             sampler = self.extra
             reason = ", and the batch has no other example"

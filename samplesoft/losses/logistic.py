@@ -254,15 +254,15 @@ def softplus(x: FloatArray, small: FloatArray, large: FloatArray) -> None:
     The naive formula overflows for large x. The terms are `small`, ``log(1 + exp(-|x|))``, and
     `large`, ``max(x, 0)``. Callers sum them separately, so that small terms keep their digits.
     """
-    size = len(x)
-    for k in range(size):
+    length = len(x)
+    for k in range(length):
         small[k] = -abs(x[k])
         large[k] = max(x[k], 0.0)
-    exp_in_place(small[:size])
+    exp_in_place(small[:length])
     # the derivative reuses the exponential
-    for k in range(size):
+    for k in range(length):
         x[k] = (1.0 if x[k] >= 0.0 else small[k]) / (1.0 + small[k])
-    replace_by_log1p(small[:size])
+    replace_by_log1p(small[:length])
 
 
 @njit
@@ -289,29 +289,29 @@ def merge_softplus(logits: FloatArray, merged: FloatArray) -> None:
 @njit
 def add_softplus(scores: Floats, total: FloatArray) -> None:
     """Add ``log(1 + exp(score))`` for a block of scores (r, B) to the sums `total` (B,)."""
-    size = len(total)
-    small = np.empty(size)
+    batch_size = len(total)
+    small = np.empty(batch_size)
 
     for j in range(len(scores)):
         row = scores[j]
-        for b in range(size):
+        for b in range(batch_size):
             small[b] = -abs(row[b])
             total[b] += 0.0 if row[b] <= 0.0 else row[b]  # propagates NaN
-        replace_by_exp64(small, size)
+        replace_by_exp64(small, batch_size)
         replace_by_log1p(small)
-        for b in range(size):
+        for b in range(batch_size):
             total[b] += small[b]
 
 
 @njit
-def softplus_derivatives(scores: Floats, factor: FloatArray) -> None:
+def softplus_derivatives(scores: Floats, factors: FloatArray) -> None:
     """Replace scores (r, B) by ``factor / (1 + exp(-score))``, for factors (B,)."""
-    size = len(factor)
-    small = np.empty(size)
+    batch_size = len(factors)
+    small = np.empty(batch_size)
     for j in range(len(scores)):
         row = scores[j]
-        for b in range(size):
+        for b in range(batch_size):
             small[b] = -abs(row[b])
-        replace_by_exp64(small, size)
-        for b in range(size):
-            row[b] = factor[b] * (1.0 if row[b] >= 0.0 else small[b]) / (1.0 + small[b])
+        replace_by_exp64(small, batch_size)
+        for b in range(batch_size):
+            row[b] = factors[b] * (1.0 if row[b] >= 0.0 else small[b]) / (1.0 + small[b])

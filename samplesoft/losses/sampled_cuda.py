@@ -101,8 +101,8 @@ class CudaPasses:
         """Return the losses (B,) in host memory, and the arrays for `backward` on the device."""
         loss = self._loss
         labels = batch.targets.labels
-        size = batch.z.shape[0]
-        ids, log_q = _checked_draw(draw, size, batch.class_embeddings.shape[0])
+        batch_size = batch.z.shape[0]
+        ids, log_q = _checked_draw(draw, batch_size, batch.class_embeddings.shape[0])
 
         draws = Draws(
             ids=ids,
@@ -117,9 +117,9 @@ class CudaPasses:
         )
 
         saved = self._score_candidates(batch, ids)
-        losses = empty(size, np.float64)
-        num_hits = empty(size, np.int64)
-        launch_warps(softmax_rows, size, saved.d_scores, draws, losses, num_hits)
+        losses = empty(batch_size, np.float64)
+        num_hits = empty(batch_size, np.int64)
+        launch_warps(softmax_rows, batch_size, saved.d_scores, draws, losses, num_hits)
 
         if loss.excludes_label:
             pair = first_index_outside(num_hits, 0, 0)
@@ -161,12 +161,12 @@ class CudaPasses:
 
     def _score_candidates(self, batch: Batch, ids: Any) -> _ForwardArrays:
         """Return the arrays of the forward pass. `d_scores` holds scores, not yet derivatives."""
-        size = batch.z.shape[0]
+        batch_size = batch.z.shape[0]
         m = ids.shape[1]
         dtype = batch.z.dtype
-        shared = ids.shape[0] == 1 < size
+        shared = ids.shape[0] == 1 < batch_size
 
-        listed = empty(size + m if shared else size * (1 + m), np.int64)
+        listed = empty(batch_size + m if shared else batch_size * (1 + m), np.int64)
         launch_threads(list_candidates, listed.size, batch.targets.labels, ids, shared, listed)
         classes, rows, order, offsets = group_equal_ids(listed, batch.class_embeddings.shape[0])
         candidates = Candidates(rows, order, offsets, shared)
@@ -180,7 +180,7 @@ class CudaPasses:
         if batch.biases is not None:
             biases = take_rows(batch.biases.reshape(-1, 1), classes).reshape(-1)
 
-        scores = empty((size, 1 + m), dtype)
+        scores = empty((batch_size, 1 + m), dtype)
         launch_warps(score_candidates, scores.size, batch.z, block, biases, candidates, scores)
         return _ForwardArrays(scores, block, norms, classes, candidates)
 
@@ -195,13 +195,13 @@ class CudaPasses:
         return to_device(checked_label_counts(to_host(value), targets, self._loss.properties))
 
 
-def _checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
+def _checked_draw(draw: Draw | None, batch_size: int, n: int) -> tuple[Any, Any]:
     """Return validated drawn classes, (B, m) or (1, m), and log-probabilities, on the device."""
     if not isinstance(draw, Draw):
         raise missing_draw_error(draw)
 
     if not on_device(draw.ids):
-        checked_draw(draw, batch, n)
+        checked_draw(draw, batch_size, n)
 
     ids, log_q = (
         contiguous(f"draw.{name}", value, dtype) if on_device(value) else to_device(value)
@@ -213,9 +213,9 @@ def _checked_draw(draw: Draw | None, batch: int, n: int) -> tuple[Any, Any]:
             "processor."
         )
 
-    require_draw_shapes(ids.shape, log_q.shape, batch)
+    require_draw_shapes(ids.shape, log_q.shape, batch_size)
     if first_index_outside(ids, 0, n - 1) is not None or first_index_not_finite(log_q) is not None:
-        checked_draw(draw.to_host(), batch, n)  # raises
+        checked_draw(draw.to_host(), batch_size, n)  # raises
 
     return ids, log_q
 
@@ -233,8 +233,8 @@ def list_candidates(labels: Any, ids: Any, shared: bool, out: Any) -> None:
         return
 
     if shared:
-        batch = labels.shape[0]
-        out[i] = labels[i] if i < batch else ids[0, i - batch]
+        batch_size = labels.shape[0]
+        out[i] = labels[i] if i < batch_size else ids[0, i - batch_size]
     else:
         b = i // (1 + m)
         k = i % (1 + m)
@@ -348,8 +348,8 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
 def context_gradients(d_scores: Any, block: Any, candidates: Any, weights: Any, dz: Any) -> None:
     """Write the gradient (B, d) in the contexts, a warp for each."""
     b = warp_index()
-    batch, num_scores = d_scores.shape
-    if b >= batch:
+    batch_size, num_scores = d_scores.shape
+    if b >= batch_size:
         return
 
     # one lane per feature, so that the sum over draws has a fixed order
@@ -370,7 +370,7 @@ def class_gradients(
     One warp per class sums over its candidates in the order of the examples.
     """
     g = warp_index()
-    batch, num_scores = d_scores.shape
+    batch_size, num_scores = d_scores.shape
     if g >= d_block.shape[0]:
         return
 
@@ -395,10 +395,10 @@ def class_gradients(
                 example_start = candidate // num_scores
                 example_stop = candidate // num_scores + 1
                 k = candidate % num_scores
-            elif candidate >= batch:  # a draw that all examples share
+            elif candidate >= batch_size:  # a draw that all examples share
                 example_start = 0
-                example_stop = batch
-                k = candidate - batch + 1
+                example_stop = batch_size
+                k = candidate - batch_size + 1
 
             for b in range(example_start, example_stop):
                 derivative = d_scores[b, k] * weights[b]

@@ -199,21 +199,21 @@ def context_gradients_of_draws(
 
 @njit
 def class_gradients_of_draws(
-    d_sampled: Rows, j: int, size: int, z: Rows, num_drawn: int, gradient: Rows, product: Rows
+    d_sampled: Rows, j: int, block_size: int, z: Rows, num_drawn: int, gradient: Rows, product: Rows
 ) -> None:
     """Write the contribution of draws to the gradients of the classes in block j.
 
     The first `num_drawn` classes of the block are drawn; the rows of `gradient` after them become
     0. ``d_sampled[i, j]`` holds the flattened derivatives in the scores of the drawn classes, for
-    the i-th block of `size` examples. `product` is workspace.
+    the i-th block of `block_size` examples. `product` is workspace.
     """
     gradient[:] = 0.0
 
     if num_drawn > 0:
         chunk_product = product[: num_drawn * z.shape[1]].reshape((num_drawn, z.shape[1]))
-        for start in range(0, len(z), size):
-            stop = min(start + size, len(z))
-            d_scores = d_sampled[start // size, j][: (stop - start) * num_drawn]
+        for start in range(0, len(z), block_size):
+            stop = min(start + block_size, len(z))
+            d_scores = d_sampled[start // block_size, j][: (stop - start) * num_drawn]
             np.dot(d_scores.reshape((stop - start, num_drawn)).T, z[start:stop], chunk_product)
             for k in range(num_drawn):
                 add_row(gradient[k], 1.0, chunk_product[k])
