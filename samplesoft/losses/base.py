@@ -508,8 +508,8 @@ def checked_targets(
             labels = as_array("labels", labels)
         if labels.ndim != 1:
             raise ValueError(
-                f"`labels` must have shape ({batch_size},), got {labels.shape}; pass several labels "
-                "of an example as a scipy.sparse matrix (B, n)."
+                f"`labels` must have shape ({batch_size},), got {labels.shape}; pass several "
+                "labels of an example as a scipy.sparse matrix (B, n)."
             )
         return Targets(as_labels("labels", labels, num_classes, (batch_size,)))
 
