@@ -615,8 +615,8 @@ def best_items(users: Rows, items: Rows, length: int, single: bool, **left_out: 
     N is `length`. If `single`, both have the shape (N,). Keyword arguments are passed to
     `best_classes`.
     """
-    ids, scores = best_classes(users, items, length, **left_out)
-    ids = ids.astype(np.int32)
+    classes, scores = best_classes(users, items, length, **left_out)
+    ids = classes.astype(np.int32)
     return (ids[0], scores[0]) if single else (ids, scores)
 
 
