@@ -107,30 +107,36 @@ class AdaptiveSoftmax:
         dtype: DTypeLike = np.float32,
         rng: int | np.random.Generator | None = None,
     ) -> None:
-        d, self.dtype = as_count("embedding_dim", embedding_dim), as_float_dtype(dtype)
+        d = as_count("embedding_dim", embedding_dim)
+        self.dtype = as_float_dtype(dtype)
         frequencies = scale_by_power_of_two(as_counts("counts", counts))
         divisor = as_positive("div_value", div_value)
         if divisor < 1.0:
             raise ValueError(f"`div_value` must be at least 1, got {div_value}.")
         self.reduction = as_choice("reduction", reduction, ("mean", "sum"))
+
         self.num_classes = n = len(frequencies)
         self.order: IntArray = np.argsort(-frequencies, kind="stable")
         self._ranks = np.argsort(self.order)
+
         if cutoffs is None:
             chosen = _cheapest_cutoffs(frequencies[self.order], d, divisor)
         else:
-            given = np.atleast_1d(as_array("cutoffs", cutoffs)).tolist()
-            chosen = tuple(as_count("cutoffs", cutoff) for cutoff in given)
+            cutoff_list = np.atleast_1d(as_array("cutoffs", cutoffs)).tolist()
+            chosen = tuple(as_count("cutoffs", cutoff) for cutoff in cutoff_list)
             if not chosen or any(b <= a for a, b in zip(chosen, (*chosen[1:], n), strict=True)):
                 raise ValueError(
                     f"`cutoffs` must rise and be below the {n} classes, got {list(chosen)}."
                 )
+
         self.cutoffs = chosen
         self._bounds = np.unique([*chosen, n])  # only n if all classes are in the head
+
         shapes = {"head": (chosen[0] + len(self._bounds) - 1, d)}
         for i, num_tail in enumerate(np.diff(self._bounds).tolist(), start=1):
             tail_dim = _tail_dim(d, divisor, i)
             shapes |= {f"projection_{i}": (tail_dim, d), f"tail_{i}": (num_tail, tail_dim)}
+
         key = stream_key(rng)
         self.parameters: dict[str, Rows] = {
             name: uniform_weights(
@@ -154,7 +160,7 @@ class AdaptiveSoftmax:
         weights : array_like, shape (B,), optional
             Weights of the losses of the examples; by default 1.
         rng : object
-            Not used; an argument for the sake of sampled layers, which have it.
+            Not used; accepted because sampled layers have this argument.
 
         Returns
         -------
@@ -172,10 +178,12 @@ class AdaptiveSoftmax:
         contexts = as_float_rows("h", h, head.shape[1], self.dtype)
         ranks = self._ranks[as_labels("labels", labels, self.num_classes, contexts.shape[:1])]
         example_weights = checked_weights(weights, len(contexts), self.reduction, self.dtype)
-        # number of the tail of each label, or 0 if it is in the head
+
+        # the tail of each label, counted from 1; 0 for a label in the head
         tails = np.searchsorted(self._bounds, ranks, side="right")
         head_labels = np.where(tails > 0, self.cutoffs[0] + tails - 1, ranks)
         value, head_cache = self._loss.forward(contexts, head, head_labels, weights=example_weights)
+
         tail_caches: list[tuple[int, IntArray, Rows, Cache]] = []
         for i in range(1, len(self._bounds)):
             rows = np.flatnonzero(tails == i)
@@ -188,6 +196,7 @@ class AdaptiveSoftmax:
                 )
                 value += tail_loss
                 tail_caches.append((i, rows, contexts[rows], cache))
+
         return float(value), (head_cache, tail_caches)
 
     def backward(self, cache: Any) -> tuple[Rows, dict[str, Gradient]]:
@@ -209,12 +218,15 @@ class AdaptiveSoftmax:
         copy_read_only_arrays(self.parameters)  # the optimizer will update them
         head_cache, tail_caches = cache
         head_gradients = self._loss.backward(head_cache)
-        dh, gradients = head_gradients.dh, dict[str, Gradient](head=head_gradients.dW)
+        dh = head_gradients.dh
+        gradients = dict[str, Gradient](head=head_gradients.dW)
+
         for i, rows, contexts, tail_cache in tail_caches:
             tail_gradients = self._loss.backward(tail_cache)
             dh[rows] += product(tail_gradients.dh, self.parameters[f"projection_{i}"])
             gradients[f"projection_{i}"] = product(tail_gradients.dh.T, contexts)
             gradients[f"tail_{i}"] = tail_gradients.dW
+
         return dh, gradients
 
     def update(self, ids: Any = None) -> None:
@@ -239,20 +251,24 @@ class AdaptiveSoftmax:
         TypeError, ValueError
             If an argument is malformed, or a score is not finite.
         """
-        head, num = self.parameters["head"], self.cutoffs[0]
+        head = self.parameters["head"]
+        head_size = self.cutoffs[0]
         contexts = as_float_rows("h", h, head.shape[1], self.dtype)
         head_logs = log_softmax(product(contexts, head.T).astype(np.float64), axis=1)
-        log_blocks = [head_logs[:, :num]]
+
+        log_blocks = [head_logs[:, :head_size]]
         for i in range(1, len(self._bounds)):
             projected = product(contexts, self.parameters[f"projection_{i}"].T)
             scores = product(projected, self.parameters[f"tail_{i}"].T).astype(np.float64)
-            log_blocks.append(head_logs[:, num + i - 1, None] + log_softmax(scores, axis=1))
+            log_blocks.append(head_logs[:, head_size + i - 1, None] + log_softmax(scores, axis=1))
+
         logs = np.concatenate(log_blocks, axis=1)[:, self._ranks]
         if not np.isfinite(logs).all():
             raise ValueError(
                 f"`h` must have scores within the range of {self.dtype}, got numbers up to "
                 f"{np.abs(contexts).max():.3g}; scale it down."
             )
+
         return logs
 
     def top_k(self, h: ArrayLike, k: int) -> tuple[IntArray, FloatArray]:
@@ -278,7 +294,8 @@ class AdaptiveSoftmax:
         TypeError, ValueError
             If an argument is malformed, or a score is not finite.
         """
-        k, logs = checked_k(k, self.num_classes), self.log_probs(h)
+        k = checked_k(k, self.num_classes)
+        logs = self.log_probs(h)
         ids = np.argsort(-logs, axis=1, kind="stable")[:, :k]
         return ids, np.take_along_axis(logs, ids, axis=1)
 
@@ -289,7 +306,7 @@ def _tail_dim(d: int, divisor: float, i: int) -> int:
 
 
 def _cheapest_cutoffs(frequencies: FloatArray, d: int, divisor: float) -> tuple[int, ...]:
-    """Return the cutoffs, one or two, with which an example takes the fewest multiplications.
+    """Return the one or two cutoffs with which an example takes the fewest multiplications.
 
     `frequencies` (n,) are descending. If a head of all classes takes the fewest multiplications,
     the only cutoff is n.
@@ -299,15 +316,19 @@ def _cheapest_cutoffs(frequencies: FloatArray, d: int, divisor: float) -> tuple[
     candidates = np.unique(
         np.geomspace(1, max(n - 1, 1), _MAX_CUTOFF_CANDIDATES).astype(np.int64)
     ).tolist()
+
     costs = [(float(n * d), (n,))]
+
     for cut in [*combinations(candidates, 1), *combinations(candidates, 2)]:
-        cost, ends = float(d * (cut[0] + len(cut))), (*cut, n)
-        for i, (first, last) in enumerate(zip(ends, ends[1:], strict=False), start=1):
+        cost = float(d * (cut[0] + len(cut)))
+        ends = (*cut, n)
+        for i, (start, stop) in enumerate(zip(ends, ends[1:], strict=False), start=1):
             dim = _tail_dim(d, divisor, i)
             cost += (
-                float(cumulative_fractions[last] - cumulative_fractions[first])
+                float(cumulative_fractions[stop] - cumulative_fractions[start])
                 * dim
-                * (d + last - first)
+                * (d + stop - start)
             )
         costs.append((cost, cut))
+
     return min(costs)[1]

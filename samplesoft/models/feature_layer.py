@@ -28,7 +28,7 @@ class FeatureLayer(SoftmaxLayer):
     Parameters
     ----------
     num_features, num_classes : int
-        Number of columns v of an input, and of classes n.
+        Number v of columns of an input, and number n of classes.
     loss : Loss
         A loss that does not normalise vectors.
     sampler : Sampler, optional
@@ -72,14 +72,19 @@ class FeatureLayer(SoftmaxLayer):
                 f"`sampler` must not look at inputs, got a {type(sampler).__name__} for vectors of "
                 f"{sampler.dim} numbers; take one such as 'unigram', or an `embedding_dim`."
             )
+
         super().__init__(
             np.zeros((num_classes, 1), dtype), loss, sampler, num_sampled, shared=shared
         )
-        self.num_features, self.num_classes, self.alpha = num_features, num_classes, alpha
+        self.num_features = num_features
+        self.num_classes = num_classes
+        self.alpha = alpha
+
         # the weights of a feature are contiguous: a step on all classes processes whole rows
         shape = (num_features + 1, num_classes)
         weights = np.zeros(shape if sampler is None else shape[0] * shape[1], dtype)
         self.parameters = {"weights": weights}
+
         # number of steps, and of the steps that used each class and each feature; float64 counts
         # exactly up to 2**53
         sizes = {"steps": 1, "of_class": num_classes, "of_feature": num_features + 1}
@@ -124,7 +129,8 @@ class FeatureLayer(SoftmaxLayer):
 
         # restrict the problem to the K labels and drawn classes, with new indices 0, ..., K - 1
         draw, log_count = self._draw(contexts, targets, rng)
-        classes, local_labels = np.arange(self.num_classes), labels
+        classes = np.arange(self.num_classes)
+        local_labels = labels
         if draw is not None:
             classes = np.union1d(draw.ids, targets.labels)
             draw = replace(draw, ids=np.searchsorted(classes, draw.ids))
@@ -134,6 +140,7 @@ class FeatureLayer(SoftmaxLayer):
         value, cache = self.loss.forward_batch(
             batch, draw, label_log_count=log_count, weights=weights
         )
+
         if self._observes:
             self._observe_labels(targets, weights)
         return value, FeatureCache(cache, classes, features, block)
@@ -149,18 +156,20 @@ class FeatureLayer(SoftmaxLayer):
         """
         copy_read_only_arrays(self.parameters)
         copy_read_only_arrays(self._counters)
-        block_gradient, features = self.loss.backward(cache.loss_cache).dW, cache.features
-        classes, gradient = (
-            cache.classes[block_gradient.ids],
-            np.ascontiguousarray(block_gradient.rows.T),
-        )
+        block_gradient = self.loss.backward(cache.loss_cache).dW
+        features = cache.features
+        classes = cache.classes[block_gradient.ids]
+        gradient = np.ascontiguousarray(block_gradient.rows.T)
+
         if self.alpha:
             all_classes = len(block_gradient.ids) == len(cache.classes)
             block = cache.block if all_classes else cache.block[:, block_gradient.ids]
             _add_penalty_gradient(block, *self._penalty_factors(features, classes), gradient)
+
         # without draws, whole rows of the weights change
         if self.sampler is None:
             return None, {"weights": SparseRows(features, gradient)}
+
         # indices into the flattened weights; they are ascending, as optimizers require
         indices = np.add.outer(features * self.num_classes, classes)
         return None, {"weights": SparseRows(indices.reshape(-1), gradient.reshape(-1))}
@@ -179,17 +188,20 @@ class FeatureLayer(SoftmaxLayer):
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore a state, given the result of `state`; raise if it is of another layer."""
-        rest, loaded = dict(state), {}
+        sampler_state = dict(state)
+        counters = {}
         # validate all shapes before the sampler changes
         for name, counter in self._counters.items():
-            loaded[name] = as_real_array(f"state[{name!r}]", rest.pop(name, []), (1,)).copy()
-            if loaded[name].shape != counter.shape:
+            value = sampler_state.pop(name, [])
+            counters[name] = as_real_array(f"state[{name!r}]", value, (1,)).copy()
+            if counters[name].shape != counter.shape:
                 raise ValueError(
                     f"`state` must have {name!r} of shape {counter.shape}, got "
-                    f"{loaded[name].shape}; it is that of another layer."
+                    f"{counters[name].shape}; it is that of another layer."
                 )
-        super().load_state(rest)
-        self._counters = loaded
+
+        super().load_state(sampler_state)
+        self._counters = counters
 
     def _penalty_factors(self, features: IntArray, classes: IntArray) -> tuple[Rows, Rows]:
         """Count a step; return factors (f,) of features and (k,) of classes for the penalty.
@@ -197,9 +209,11 @@ class FeatureLayer(SoftmaxLayer):
         The gradient of the penalty in a weight is the weight times the factors of its feature and
         of its class. A step uses a weight if it uses both.
         """
-        # 1 over the frequency of steps that use a weight compensates for the other steps
+        # multiplied by 1 / frequency of the steps that use a weight, the gradient in these steps
+        # also stands for the gradients in all other steps
         steps = self._counters["steps"]
         steps += 1.0
+
         inverse_frequencies = []
         for name, ids in (("of_feature", features), ("of_class", classes)):
             counter = self._counters[name]
@@ -207,6 +221,7 @@ class FeatureLayer(SoftmaxLayer):
             inverse_frequencies.append(
                 (steps / counter[ids]).astype(self.parameters["weights"].dtype)
             )
+
         inverse_frequencies[0] *= self.alpha
         inverse_frequencies[0][-1] = 0.0  # no penalty on the intercept
         return inverse_frequencies[0], inverse_frequencies[1]
@@ -218,9 +233,11 @@ def _add_penalty_gradient(
 ) -> None:
     """Add ``row_factors[i] * column_factors[j] * weights[i, j]`` to a gradient (f, k)."""
     for i in range(len(gradient)):
-        row, weight, out = row_factors[i], weights[i], gradient[i]
+        row_factor = row_factors[i]
+        weight = weights[i]
+        out = gradient[i]
         for j in range(len(out)):
-            out[j] += row * column_factors[j] * weight[j]
+            out[j] += row_factor * column_factors[j] * weight[j]
 
 
 class FeatureCache(NamedTuple):
@@ -241,11 +258,11 @@ def with_intercept(x: Any, num_features: int) -> tuple[Rows, IntArray]:
     ones = np.ones((x.shape[0], 1), x.dtype)
     if isinstance(x, np.ndarray):
         return np.hstack([x, ones]), np.arange(num_features + 1)
+
     features, columns = np.unique(np.asarray(x.indices), return_inverse=True)
     occurring = sparse.csr_array((x.data, columns, x.indptr), (x.shape[0], len(features)))
-    return np.hstack([occurring.toarray(), ones]), np.append(features, num_features).astype(
-        np.int64
-    )
+    contexts = np.hstack([occurring.toarray(), ones])
+    return contexts, np.append(features, num_features).astype(np.int64)
 
 
 def _local_labels(labels: Any, targets: Targets, classes: IntArray) -> Any:

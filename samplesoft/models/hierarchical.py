@@ -104,7 +104,8 @@ class HierarchicalSoftmax(SoftmaxLayer):
         TypeError, ValueError
             If an argument is malformed.
         """
-        tree, z = self.tree, self._scaled_contexts(h)
+        tree = self.tree
+        z = self._scaled_contexts(h)
         logs = np.empty((len(z), tree.num_classes))
 
         def compute_log_probs(rows: slice) -> None:
@@ -144,24 +145,33 @@ class HierarchicalSoftmax(SoftmaxLayer):
         TypeError, ValueError
             If an argument is malformed.
         """
-        tree, z = self.tree, self._scaled_contexts(h)
+        tree = self.tree
+        z = self._scaled_contexts(h)
         k = checked_k(k, tree.num_classes)
         excluded = checked_leave_out(leave_out, (len(z), tree.num_classes))
-        excluded_offsets, excluded_classes = np.zeros(len(z) + 1, np.int64), np.zeros(0, np.int64)
+        excluded_offsets = np.zeros(len(z) + 1, np.int64)
+        excluded_classes = np.zeros(0, np.int64)
         if excluded is not None:
-            excluded_offsets, excluded_classes = (
-                excluded.indptr.astype(np.int64),
-                excluded.indices.astype(np.int64),
-            )
-        ids, logs = np.empty((len(z), k), np.int64), np.empty((len(z), k))
+            excluded_offsets = excluded.indptr.astype(np.int64)
+            excluded_classes = excluded.indices.astype(np.int64)
+
+        ids = np.empty((len(z), k), np.int64)
+        logs = np.empty((len(z), k))
 
         def search_contexts(rows: slice) -> None:
             workspace = make_workspace(tree, z)
             for b in range(rows.start, rows.stop):
                 excluded_here = excluded_classes[excluded_offsets[b] : excluded_offsets[b + 1]]
                 _write_most_likely_classes(
-                    *(tree.children, tree.classes, self.class_embeddings, z, b),
-                    *(excluded_here, ids[b], logs[b], workspace),
+                    tree.children,
+                    tree.classes,
+                    self.class_embeddings,
+                    z,
+                    b,
+                    excluded_here,
+                    ids[b],
+                    logs[b],
+                    workspace,
                 )
 
         thread_for_each(search_contexts, chunks(len(z), max(1, -(-len(z) // (4 * num_threads())))))
@@ -171,21 +181,26 @@ class HierarchicalSoftmax(SoftmaxLayer):
         """Compute the loss and the top-k accuracy, as `SoftmaxLayer.evaluate` does."""
         mean_loss = HierarchicalLoss(self.tree, tau=self.loss.tau)
         value, cache = mean_loss.forward(h, self.class_embeddings, labels)
-        targets, size = cache.batch.targets, len(cache.batch.z)
-        classes, example_ids = self.tree.classes[targets.labels], targets.rows(np.arange(size))
+        targets = cache.batch.targets
+        num_examples = len(cache.batch.z)
+        classes = self.tree.classes[targets.labels]
+        example_ids = targets.rows(np.arange(num_examples))
+
         label_hits = np.zeros(0)
         if k:
             contexts = np.asarray(h)
             label_hits = count_labels_by_position(
                 self.top_k, contexts, example_ids, classes, max(k), len(self.class_embeddings)
             )
-        return make_evaluation(value, label_hits, k, len(classes), size)
+
+        return make_evaluation(value, label_hits, k, len(classes), num_examples)
 
     def _scaled_contexts(self, h: ArrayLike) -> Rows:
         """Return validated contexts (B, d) times tau; raise if a logit could overflow."""
         rows = self.class_embeddings
         require_finite_rows(rows)
         contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
+
         max_product = float(np.abs(rows).max()) * float(np.abs(contexts).max()) * self.loss.tau
         if not max_product * rows.shape[1] < np.finfo(rows.dtype).max:
             raise ValueError(
@@ -201,16 +216,19 @@ def _log_probs_of_nodes(children: IntArray, scores: FloatArray) -> None:
     for b in range(len(scores)):
         row = scores[b]
         for node in range(-1, len(children) - 1):  # -1 is the root; parents come before children
-            first, last = children[node, 0], children[node, 1]
-            if first == last:
+            start, stop = children[node, 0], children[node, 1]
+            if start == stop:
                 continue
-            max_score, total = -np.inf, 0.0
-            for i in range(first, last):
+
+            max_score = -np.inf
+            total = 0.0
+            for i in range(start, stop):
                 max_score = max(max_score, row[i])
-            for i in range(first, last):
+            for i in range(start, stop):
                 total += math.exp(row[i] - max_score)
+
             shift = max_score + math.log(total) - (row[node] if node >= 0 else 0.0)
-            for i in range(first, last):
+            for i in range(start, stop):
                 row[i] -= shift
 
 
@@ -233,23 +251,30 @@ def _write_most_likely_classes(
     classes that the search visits are the most likely ones.
     """
     logits, weights = workspace
-    # entries are (minus log-probability, class or -1 for an inner node, node), so that of equally
-    # likely nodes inner nodes come first
-    heap, num_found = [(0.0, -1, -1)], 0
+
+    # Entries are (minus log-probability, class, node). The class is -1 for an inner node, so that
+    # inner nodes come before classes of the same probability.
+    heap = [(0.0, -1, -1)]
+    num_found = 0
     while num_found < len(ids) and len(heap) > 0:
         cost, class_id, node = heapq.heappop(heap)
         if class_id >= 0:
-            ids[num_found], logs[num_found] = class_id, -cost
+            ids[num_found] = class_id
+            logs[num_found] = -cost
             num_found += 1
             continue
-        first, last = children[node, 0], children[node, 1]
-        products(rows, first, last, z, b, -1, logits, 0)
-        total, max_logit = exp_weights(logits, weights, 0, last - first, -1)
+
+        start, stop = children[node, 0], children[node, 1]
+        products(rows, start, stop, z, b, -1, logits, 0)
+        total, max_logit = exp_weights(logits, weights, 0, stop - start, -1)
         cost += max_logit + math.log(total)
-        for i in range(first, last):
+
+        for i in range(start, stop):
             index = count_below(excluded, classes[i])
             if index == len(excluded) or excluded[index] != classes[i]:
-                heapq.heappush(heap, (cost - float(logits[0, i - first]), classes[i], i))
+                heapq.heappush(heap, (cost - float(logits[0, i - start]), classes[i], i))
+
     for class_id in excluded[: len(ids) - num_found]:
-        ids[num_found], logs[num_found] = class_id, -np.inf
+        ids[num_found] = class_id
+        logs[num_found] = -np.inf
         num_found += 1

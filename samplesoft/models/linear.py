@@ -89,15 +89,18 @@ class Linear:
         dtype: DTypeLike = np.float32,
         rng: int | np.random.Generator | None = None,
     ) -> None:
-        key, kind = stream_key(rng), as_float_dtype(dtype)
+        key = stream_key(rng)
+        float_dtype = as_float_dtype(dtype)
         embedding_dim = as_count("embedding_dim", embedding_dim)
         shape = as_count("num_inputs", num_inputs), embedding_dim
-        require_memory("num_inputs", shape[0], kind.itemsize * shape[0] * shape[1])
-        scale, stream = embedding_dim**-0.5, np.uint64(mix64(key, np.uint64(1)))
+        require_memory("num_inputs", shape[0], float_dtype.itemsize * shape[0] * shape[1])
+        scale = embedding_dim**-0.5
+        stream = np.uint64(mix64(key, np.uint64(1)))
+
         self.parameters = {
             # the key is hashed twice, so that a seed gives the same weights as in earlier versions
-            "weights": uniform_weights(shape, scale, kind, stream_key(int(key))),
-            "intercept": uniform_weights((embedding_dim,), scale, kind, stream),
+            "weights": uniform_weights(shape, scale, float_dtype, stream_key(int(key))),
+            "intercept": uniform_weights((embedding_dim,), scale, float_dtype, stream),
         }
 
     def forward(self, x: Any) -> tuple[NDArray[Any], Any]:
@@ -122,12 +125,14 @@ class Linear:
         """
         weights = self.parameters["weights"]
         x = checked_inputs(x, len(weights), weights.dtype)
+
         if isinstance(x, np.ndarray):
             with ignore_overflow():
                 y = product(x, weights)
         else:
             # x need not be transposed, because the backward pass sorts its entries by column
             y = sparse_product(x, weights)
+
         y += self.parameters["intercept"]
         require_finite_outputs(y)
         return y, x
@@ -142,17 +147,20 @@ class Linear:
         copy_read_only_arrays(self.parameters)  # the optimizer will update them
         weights = self.parameters["weights"]
         shape = (cache.shape[0], weights.shape[1])
+
         # check this, because compiled kernels would read beyond the end of a smaller array
         if dy.shape != shape or dy.dtype != weights.dtype:
             raise ValueError(
                 f"`dy` must have shape {shape} and type {weights.dtype}, as the output, got "
                 f"{dy.shape} of {dy.dtype}."
             )
+
         if isinstance(cache, np.ndarray):
             with ignore_overflow():  # optimizers reject infinity
                 d_weights: Gradient = product(cache.T, dy)
         else:
             d_weights = _transposed_product(cache, np.ascontiguousarray(dy), len(weights))
+
         return None, {"weights": d_weights, "intercept": dy.sum(axis=0)}
 
 
@@ -164,11 +172,11 @@ def sparse_product(x: sparse.csr_array, weights: NDArray[Any]) -> NDArray[Any]:
     """
     y = np.empty((x.shape[0], weights.shape[1]), weights.dtype)
 
-    def multiply(chunk: slice) -> None:
+    def multiply_chunk(chunk: slice) -> None:
         starts = x.indptr[chunk.start : chunk.stop + 1]
         weighted_rows(starts, x.indices, x.data, weights, y[chunk])
 
-    thread_for_each(multiply, row_chunks(y.shape, _CHUNK_VALUES))
+    thread_for_each(multiply_chunk, row_chunks(y.shape, _CHUNK_VALUES))
     return y
 
 
@@ -179,23 +187,30 @@ def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) 
     """
     if x.nnz <= _MAX_SORTED_ENTRIES:
         return _transposed_product_of_entries(x, slice(0, x.nnz), dy, num_inputs)
+
     # sorting takes five times the memory of the entries, so sort only a range of columns at a time
     counts = column_counts(x)
     entry_chunks = chunks(x.nnz, max(_MAX_SORTED_ENTRIES, num_inputs))
-    occurring = int(np.count_nonzero(counts))
-    ids, rows = np.empty(occurring, np.int64), np.empty((occurring, dy.shape[1]), dy.dtype)
-    # limit the number of passes, because each of them scans all entries
+    num_occurring = int(np.count_nonzero(counts))
+    ids = np.empty(num_occurring, np.int64)
+    rows = np.empty((num_occurring, dy.shape[1]), dy.dtype)
+
+    # limit the number of passes, because each pass scans all entries
     pass_of_column = (np.cumsum(counts) - counts) // max(_MAX_SORTED_ENTRIES, x.nnz // _MAX_PASSES)
     offsets = np.unique(pass_of_column, return_index=True)[1]
+
     num_done = 0
-    for first, last in zip(offsets, [*offsets[1:], num_inputs], strict=True):
+    for start, stop in zip(offsets, [*offsets[1:], num_inputs], strict=True):
         entries = [
-            chunk.start + np.flatnonzero((first <= x.indices[chunk]) & (x.indices[chunk] < last))
+            chunk.start + np.flatnonzero((start <= x.indices[chunk]) & (x.indices[chunk] < stop))
             for chunk in entry_chunks
         ]
         found = _transposed_product_of_entries(x, np.concatenate(entries), dy, num_inputs)
         new_rows = slice(num_done, num_done + len(found.ids))
-        ids[new_rows], rows[new_rows], num_done = found.ids, found.rows, new_rows.stop
+        ids[new_rows] = found.ids
+        rows[new_rows] = found.rows
+        num_done = new_rows.stop
+
     return SparseRows(ids, rows)
 
 
@@ -218,18 +233,21 @@ def _transposed_product_of_entries(
     """
     # after sorting, the entries of a column are contiguous, and a row of the result is their sum
     ids, _, order, starts = group_equal_ids(x.indices[entries].astype(np.int64), num_inputs)
+
     example_ids: IntArray
     if isinstance(entries, slice):  # all entries
         example_ids = np.repeat(np.arange(len(dy)), np.diff(x.indptr))
     else:
         example_ids = np.searchsorted(x.indptr, entries, side="right") - 1
-    example_ids, values = example_ids[order], x.data[entries][order]
+    example_ids = example_ids[order]
+    values = x.data[entries][order]
+
     rows = np.empty((len(ids), dy.shape[1]), dy.dtype)
 
-    def add(chunk: slice) -> None:
+    def sum_chunk(chunk: slice) -> None:
         weighted_rows(starts[chunk.start : chunk.stop + 1], example_ids, values, dy, rows[chunk])
 
-    thread_for_each(add, row_chunks(rows.shape, _CHUNK_VALUES))
+    thread_for_each(sum_chunk, row_chunks(rows.shape, _CHUNK_VALUES))
     return SparseRows(ids, rows)
 
 
@@ -249,14 +267,17 @@ def checked_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     if not isinstance(x, np.ndarray) and sparse.issparse(x):
         kind: Any = getattr(x, "dtype", None)
         return _checked_csr(x, num_inputs, None if kind in (np.float32, np.float64) else dtype)
+
     is_plain = type(x) in (np.ndarray, np.memmap) and x.dtype in (np.float32, np.float64)
     if not is_plain or x.ndim != 2 or not x.size or x.shape[1] != num_inputs:
         return checked_inputs(x, num_inputs, dtype)
+
     for chunk in row_chunks(x.shape, _CHUNK_VALUES):
         with ignore_overflow():
             is_valid = np.isfinite(x[chunk].astype(dtype, copy=False)).all()
         if not is_valid:  # the following raises an error that names the first such value
             return checked_inputs(x, num_inputs, dtype)
+
     return np.asarray(x)
 
 
@@ -270,6 +291,7 @@ def _checked_csr(x: Any, num_inputs: int, dtype: np.dtype[Any] | None) -> Any:
     """Return a validated CSR matrix (B, v), which must be of type `dtype` unless that is None."""
     if x.ndim == 1:
         x = sparse.csr_array(as_two_dimensional(x))
+
     # compiled kernels use the indices without checking them
     if getattr(x, "format", None) != "csr":
         raise TypeError(
@@ -283,6 +305,7 @@ def _checked_csr(x: Any, num_inputs: int, dtype: np.dtype[Any] | None) -> Any:
             f"`x` must be of the layer's type {dtype}, got {x.dtype}; "
             f"convert it with x.astype({dtype})."
         )
+
     require_well_formed("x", x)
     # the arrays of a SciPy matrix may be longer than its number of entries
     if not is_finite(x.data[: x.nnz]):
@@ -321,11 +344,11 @@ def uniform_weights(
     weights = np.empty(shape, dtype)
     flat = weights.reshape(-1)
 
-    def fill(chunk: slice) -> None:
+    def fill_chunk(chunk: slice) -> None:
         # each chunk has a separate random stream, so that threads may compute them in any order
         stream = mix64(key, np.uint64(chunk.start))
         uniforms = uniform_block(np.uint64(stream), 1, chunk.stop - chunk.start)[0]
         flat[chunk] = init_scale * (2.0 * uniforms - 1.0)
 
-    thread_for_each(fill, chunks(flat.size, _CHUNK_UNIFORMS))
+    thread_for_each(fill_chunk, chunks(flat.size, _CHUNK_UNIFORMS))
     return weights

@@ -115,14 +115,17 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         if self.embedding_dim is None:
             self._check_without_embedding()
         super().__post_init__()
+
         if self._resolved_normalize() and LOSSES[self.loss].make is FullLogisticLoss:
             raise ValueError(
                 f"`normalize` must be False with loss={self.loss!r}, got True: scores of vectors "
                 "of norm 1 cannot fall to the -log n of classes that are rare; leave it out."
             )
+
         tree = {"tree": two_level_tree([1.0])} if LOSSES[self.loss].on_tree else {}
         # make a loss only to validate its options
         make_loss(self.loss, **tree, **self._loss_options())
+
         if self.alpha is not None:
             as_nonnegative("alpha", self.alpha)
         if self.negative_weight is not None:
@@ -156,11 +159,13 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 f"`embedding_dim` must be a number with loss={self.loss!r}, whose nodes have "
                 "vectors of that length, got None."
             )
+
         if self.normalize:
             raise ValueError(
                 "`normalize` must be False with embedding_dim=None, got True; divide the inputs by "
                 "their norms, with sklearn.preprocessing.normalize."
             )
+
         # a sampler from a function is validated by the layer
         is_object = self.sampler is None or callable(self.sampler)
         if not is_object and self._sampler_follows_contexts():
@@ -189,17 +194,20 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         TypeError, ValueError
             If a size is malformed.
         """
-        inputs, classes = as_count("num_inputs", num_inputs), as_count("num_classes", num_classes)
+        inputs = as_count("num_inputs", num_inputs)
+        classes = as_count("num_classes", num_classes)
         dim = self.embedding_dim
         # the intercept of a model without an embedding counts as one more input
         nodes = 2 * classes if LOSSES[self.loss].on_tree else classes
         size = (inputs + 1) * classes if dim is None else (inputs + nodes) * dim
+
+        remedy = "lower `embedding_dim`, or number inputs and classes from 0 without gaps"
+        if dim is None:
+            remedy = "take an `embedding_dim`"
         require_bytes(
             f"vectors for `num_inputs` = {num_inputs:,} and `num_classes` = {num_classes:,}",
             size * dtype.itemsize,
-            "take an `embedding_dim`"
-            if dim is None
-            else "lower `embedding_dim`, or number inputs and classes from 0 without gaps",
+            remedy,
         )
 
 
@@ -273,20 +281,26 @@ class LinearSoftmax:
         rng: int | np.random.Generator | None = None,
     ) -> None:
         require_instance("settings", settings, LinearSoftmaxSettings)
-        self.settings, self.dtype = settings.resolved(), as_float_dtype(dtype)
+        self.settings = settings.resolved()
+        self.dtype = as_float_dtype(dtype)
         settings.require_memory(num_inputs, num_classes, self.dtype)
-        self.num_inputs, self.num_classes = int(num_inputs), int(num_classes)
+        self.num_inputs = int(num_inputs)
+        self.num_classes = int(num_classes)
         settings = self.settings
-        key, dim = stream_key(rng), settings.embedding_dim
+        key = stream_key(rng)
+        dim = settings.embedding_dim
+
         # Number of inputs at a time in prediction. Without an embedding the cost of a chunk grows
         # with the number of features that occur in it, so that chunks are small.
         self._chunk_rows = 64 if dim is None else 1024
+
         if dim is None:
             self.softmax = self._make_feature_layer(counts, int(key))
             return
         streams = [np.uint64(mix64(key, k)) for k in (_EMBEDDING, _CLASSES, _SAMPLER)]
         self.sampler_seed = int(streams[2])
         self.embedding = Linear(num_inputs, dim, dtype=self.dtype, rng=int(streams[0]))
+
         # weights are uniform in +-1 / sqrt(d), so that vectors have norms of about 0.58 for any d
         rows = uniform_weights((num_classes, dim), dim**-0.5, self.dtype, streams[1])
         self.softmax = settings.make_layer(rows, counts, self.sampler_seed, reduction="sum")
@@ -363,25 +377,30 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed.
         """
-        # dropout and draws have separate random streams, so that they are independent
         key = stream_key(rng)
         x = self.check_inputs(x)
-        size = x.shape[0]
-        example_weights = (
-            np.ones(size) if weights is None else as_real_array("weights", weights, (1,))
-        )
+        batch_size = x.shape[0]
+        example_weights = np.ones(batch_size)
+        if weights is not None:
+            example_weights = as_real_array("weights", weights, (1,))
+
+        # dropout and draws have separate random streams, so that they are independent
         dropped_inputs = self.with_dropout(x, np.uint64(mix64(key, _DROPOUT)))
         draws = int(np.uint64(mix64(key, _DRAWS))) if draws is None else draws
+
         # the loss is a sum over examples: weights divided by the batch size give the mean
-        loss_arguments = {"weights": example_weights / size, "rng": draws}
+        loss_arguments = {"weights": example_weights / batch_size, "rng": draws}
+
         if self.settings.embedding_dim is None:
             loss, saved = self.softmax.forward(dropped_inputs, labels, **loss_arguments)
             return float(loss), with_prefixes({"softmax": self.softmax.backward(saved)[1]})
+
         h, cache = self.embedding.forward(dropped_inputs)
         loss, saved = self.softmax.forward(h, labels, **loss_arguments)
         dh, softmax_gradients = self.softmax.backward(saved)
         # the derivative in the inputs is not needed, because inputs are data
         _, embedding_gradients = self.embedding.backward(cache, dh)
+
         groups: dict[str, Mapping[str, Gradient]]
         groups = {"embedding": embedding_gradients, "softmax": softmax_gradients}
         return float(loss), with_prefixes(groups)
@@ -396,7 +415,8 @@ class LinearSoftmax:
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
         """Update the sampler for the class vectors that a step with these gradients has changed."""
-        # a model without an embedding has another parameter, and a sampler that needs no update
+        # without an embedding the parameter has another name, so that ids is None; the sampler is
+        # then independent of class vectors, and ignores the update
         self.softmax.update(getattr(gradients.get("softmax.class_embeddings"), "ids", None))
 
     def embed(self, x: Any) -> Rows:
@@ -446,8 +466,11 @@ class LinearSoftmax:
         TypeError, ValueError
             If an argument is malformed, or a score among the best is not finite.
         """
-        layer, x, k = self.softmax, self._checked_rows(x), checked_k(k, self.num_classes)
+        layer = self.softmax
+        x = self._checked_rows(x)
+        k = checked_k(k, self.num_classes)
         excluded = checked_leave_out(leave_out, (x.shape[0], self.num_classes))
+
         best = []
         for chunk in chunks(x.shape[0], self._chunk_rows):
             excluded_chunk = None if excluded is None else excluded[chunk]
@@ -455,13 +478,19 @@ class LinearSoftmax:
             if isinstance(layer, HierarchicalSoftmax):
                 best.append(layer.top_k(self.embed(inputs), k, leave_out=excluded_chunk))
                 continue
-            tau, normalize = layer.loss.tau, layer.loss.normalize
-            contexts_and_vectors = self._contexts_and_vectors(inputs, layer.class_embeddings)
+
+            h, vectors = self._contexts_and_vectors(inputs, layer.class_embeddings)
             best.append(
                 top_k_classes(
-                    *contexts_and_vectors, k, tau=tau, normalize=normalize, leave_out=excluded_chunk
+                    h,
+                    vectors,
+                    k,
+                    tau=layer.loss.tau,
+                    normalize=layer.loss.normalize,
+                    leave_out=excluded_chunk,
                 )
             )
+
         ids, scores = (np.concatenate(arrays) for arrays in zip(*best, strict=True))
         return ids, scores
 
@@ -482,19 +511,23 @@ class LinearSoftmax:
         scores : ndarray, shape (b, n)
             Scores of all classes for these inputs.
         """
-        layer, x, n = self.softmax, self._checked_rows(x), self.num_classes
+        layer = self.softmax
+        x = self._checked_rows(x)
+        n = self.num_classes
         tree = layer if isinstance(layer, HierarchicalSoftmax) else None
         if tree is None:  # normalise once, not for each chunk of inputs
             rows = self.class_vectors()
         excluded = checked_leave_out(leave_out, (x.shape[0], n))
+
         for chunk in chunks(x.shape[0], max(1, min(self._chunk_rows, _CHUNK_SCORES // n))):
             inputs = select_rows(x, chunk, self.dtype)
             if tree is not None:
                 scores = tree.log_probs(self.embed(inputs)).astype(self.dtype)
             else:
                 h, vectors = self._contexts_and_vectors(inputs, rows)
-                # multiply the contexts by tau, because they have fewer values than the scores
+                # tau times the contexts, because they have fewer values than the scores
                 scores = times_tau(h, layer.loss.tau) @ vectors.T
+
             if excluded is not None:
                 # with score -inf, excluded classes are last in a ranking, and have probability 0
                 scores[excluded[chunk].nonzero()] = -np.inf
@@ -528,10 +561,12 @@ class LinearSoftmax:
         rate = self.settings.dropout
         if rate == 0.0:
             return x
+
         if isinstance(x, np.ndarray):
             kept = uniform_block(stream_key(int(key)), *x.shape) >= rate
             with ignore_overflow():  # the layer rejects infinity
                 return x * (kept * x.dtype.type(1.0 / (1.0 - rate)))
+
         kept_inputs = select_entries(x, uniform_slice(key, first, x.nnz) >= rate)
         with ignore_overflow():
             kept_inputs.data /= x.dtype.type(1.0 - rate)
@@ -540,12 +575,14 @@ class LinearSoftmax:
 
 def select_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:
     """Return a copy of a CSR matrix with only those entries for which `kept` is true."""
-    # row offsets in the dtype of the column indices, because otherwise SciPy converts the indices
+    # row offsets need the dtype of the column indices; otherwise SciPy converts the indices
     starts = np.zeros_like(matrix.indptr)
+
     for rows in chunks(len(starts) - 1, max(1, _CHUNK_ENTRIES * len(starts) // max(1, len(kept)))):
         ends = matrix.indptr[rows.start : rows.stop + 1]
         num_kept_before = np.concatenate([[0], np.cumsum(kept[ends[0] : ends[-1]])])
         starts[rows.start + 1 : rows.stop + 1] = (
             starts[rows.start] + num_kept_before[ends[1:] - ends[0]]
         )
+
     return sparse.csr_array((matrix.data[kept], matrix.indices[kept], starts), matrix.shape)

@@ -127,15 +127,18 @@ class SoftmaxLayer:
                 f"{type(loss).__name__}; take a samplesoft.models.HierarchicalSoftmax."
             )
         as_flag("allow_other_tau", allow_other_tau)
+
         self.loss = loss
         rows: Any = class_embeddings
         if not isinstance(class_embeddings, RemoteRows):
             # copy them, because optimizers change them in place
             rows = self._backend.copied(self._backend.float_rows("class_embeddings", rows))
         self.parameters: dict[str, Rows] = {"class_embeddings": rows}
+
         if biases is not None:
             vector = self._backend.vector("biases", to_host(biases), rows.shape[0], rows.dtype)
             self.parameters["biases"] = self._backend.copied(vector)
+
         self.sampler = sampler
         self._sampled_loss = loss if isinstance(loss, SampledLoss) else None
         self.num_sampled = 0
@@ -143,6 +146,7 @@ class SoftmaxLayer:
         self.update_every = as_count("update_every", update_every)
         # ids from calls of `update` after which the sampler was not updated
         self._pending_ids: list[IntArray] = []
+
         if isinstance(loss, SampledLoss):
             self._check_sampler(loss, rows, allow_other_tau)
             # by default, draws that depend on the context are not shared: draws for one context are
@@ -150,19 +154,22 @@ class SoftmaxLayer:
             follows_contexts = self.sampler is not None and self.sampler.dim is not None
             # other draws are shared, because one set of draws needs only one matrix product
             self.shared = as_shared(shared, not loss.excludes_label and not follows_contexts)
+
             if loss.excludes_label and self.shared:
                 raise ValueError(
                     f"`shared` must be False with scheme={loss.scheme!r}, for one set cannot leave "
                     "out the label of each example; take a loss with scheme='masked'."
                 )
+
             self.num_sampled = as_count("num_sampled", num_sampled, loss.properties.min_draws)
         elif sampler is not None or num_sampled is not None:
             raise ValueError(
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "
                 "nothing; leave them out, or take a sampled loss."
             )
-        # determined once: calling methods that do nothing would cost as much in each step as a
-        # small matrix product
+
+        # determined once, because in each step calls of methods that do nothing would take as long
+        # as a small matrix product
         self._draws_num_sampled = isinstance(loss, SampledLoss) and loss.draws_num_sampled
         self._refreshes = _overrides_method(self.sampler, "refresh")
         self._observes = _overrides_method(self.sampler, "observe")
@@ -218,6 +225,7 @@ class SoftmaxLayer:
         batch = self.loss.check_batch(h, rows, labels, biases)
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
+
         # observe labels after drawing, because draws must not depend on the labels of the batch
         if self._observes:
             self._observe_labels(batch.targets, weights)
@@ -347,7 +355,8 @@ class SoftmaxLayer:
 
         Each is None if the loss does not use it.
         """
-        loss, sampler = self._sampled_loss, self.sampler
+        loss = self._sampled_loss
+        sampler = self.sampler
         if loss is None or sampler is None:
             return None, None
         if loss.excludes_label and targets.example_ids is not None:
@@ -364,10 +373,11 @@ class SoftmaxLayer:
             draw = sampler.sample(h, self.num_sampled, exclude=exclude, shared=self.shared, rng=rng)
         else:
 
-            def sample(num: int, seed: Seed) -> Draw:
-                return sampler.sample(h, num, exclude=exclude, shared=self.shared, rng=seed)
+            def sample(num_draws: int, seed: Seed) -> Draw:
+                return sampler.sample(h, num_draws, exclude=exclude, shared=self.shared, rng=seed)
 
             draw = loss.draw(sample, self.num_sampled, targets, sampler.num_classes, rng)
+
         log_count = self._label_log_count(contexts, targets) if loss.needs_label_count else None
         return draw, log_count
 
@@ -377,29 +387,33 @@ class SoftmaxLayer:
         labels = targets.labels
         if self.loss.device != "cpu":
             labels = self._to_sampler_device(labels)
+
         if weights is not None:
             counted = targets.rows(np.asarray(to_host(weights))) != 0.0
             if not counted.all():
                 labels = to_host(labels)[counted]
+
         self.sampler.observe(labels)
 
     def _label_log_count(self, contexts: Rows, targets: Targets) -> FloatArray:
-        """Return the log of the expected number of times that each label (P,) is drawn.
-
-        The number is among the m draws for the label's example.
-        """
+        """Return the log expected count of each label (P,) among the m draws for its example."""
         assert self.sampler is not None
-        h, labels = self._to_sampler_device(contexts), self._to_sampler_device(targets.labels)
-        log_expected_count, m = self.sampler.log_expected_count, self.num_sampled
+        h = self._to_sampler_device(contexts)
+        labels = self._to_sampler_device(targets.labels)
+        log_expected_count = self.sampler.log_expected_count
+        m = self.num_sampled
+
         if targets.example_ids is None or self.shared:
-            # if draws are shared, pass all labels in one row; else each in the row of its context
+            # with shared draws all labels are in one row; else each is in the row of its context
             ids = labels.reshape((1, -1) if self.shared else (-1, 1))
             return log_expected_count(h, ids, m, shared=self.shared).reshape(-1)
-        # Pass the labels of a context in one row. Rows are filled up with the context's last label.
+
+        # The labels of a context are in one row, which is filled up with the context's last label.
         offsets = targets.offsets()
-        last = np.append(offsets[1:], len(labels)) - 1
-        width = int((last - offsets).max()) + 1
-        columns = np.minimum(offsets[:, None] + np.arange(width), last[:, None])
+        last_pairs = np.append(offsets[1:], len(labels)) - 1
+        width = int((last_pairs - offsets).max()) + 1
+        columns = np.minimum(offsets[:, None] + np.arange(width), last_pairs[:, None])
+
         log_counts = np.empty(len(labels))
         log_counts[columns] = log_expected_count(h, labels[columns], m)
         return log_counts
@@ -428,12 +442,14 @@ class SoftmaxLayer:
                 f"`sampler` must work where the loss does, on {loss.device!r}, got one on "
                 f"{self.sampler.device!r}; make both with the same device."
             )
+
         # the dimension of a sampler is None if it is independent of contexts
         if self.sampler.num_classes != n or self.sampler.dim not in (None, d):
             raise ValueError(
                 f"`sampler` must be for {n} classes of dimension {d}, got "
                 f"{self.sampler.num_classes} of dimension {self.sampler.dim}."
             )
+
         # a custom sampler without this attribute must accept any dtype
         dtype = getattr(self.sampler, "_dtype", None)
         if self.sampler.device != "cpu" and dtype is not None and dtype != rows.dtype:
@@ -441,6 +457,7 @@ class SoftmaxLayer:
                 f"`sampler` must be of {rows.dtype}, like `class_embeddings`, on "
                 f"{self.sampler.device!r}, got {dtype}; make it from the same array."
             )
+
         # compare with a tolerance, because one of the two may have been rounded to float32
         tau = self.sampler.tau
         if tau is not None and not (allow_other_tau or isclose(tau, loss.tau, rel_tol=1e-6)):
@@ -448,6 +465,7 @@ class SoftmaxLayer:
                 f"`sampler` must have the tau of the loss, {loss.tau}, got one with {tau}; make "
                 "both with the same tau, or pass allow_other_tau=True."
             )
+
         if getattr(self.sampler, "certain", None) is not None and not loss.allows_always_included:
             raise ValueError(
                 f"`sampler` must have no certain classes with scheme={loss.scheme!r} of a "

@@ -105,6 +105,7 @@ class SoftmaxSettings:
         for name in ("num_features", "update_every"):
             as_count(name, getattr(self, name))
         as_positive("nu", self.nu)
+
         loss = LOSSES[as_choice("loss", self.loss, LOSSES)]
         normalize = self._resolved_normalize()
         if normalize and loss.on_tree:
@@ -113,12 +114,14 @@ class SoftmaxSettings:
                 "out."
             )
         as_tau(self.tau, unit_vectors=normalize)
+
         if as_count("num_certain", self.num_certain, 0) and not loss.allows_always_included:
             losses = ", ".join(name for name, spec in LOSSES.items() if spec.allows_always_included)
             raise ValueError(
                 f"`num_certain` must be 0 with loss={self.loss!r}, got {self.num_certain}; take "
                 f"one of {losses}."
             )
+
         shared = self._shares_draws()
         if not loss.draws:
             if self.sampler is not None or self.num_sampled is not None:
@@ -127,6 +130,7 @@ class SoftmaxSettings:
                     f"nothing, got {self.sampler!r} and {self.num_sampled}."
                 )
             return
+
         as_count("num_sampled", self.num_sampled, loss.min_draws)
         # a custom sampler is validated by the layer, which knows the class vectors
         is_object = not isinstance(self.sampler, str)
@@ -135,6 +139,7 @@ class SoftmaxSettings:
                 "`num_certain` must be 0 with a sampler of your own, got "
                 f"{self.num_certain}; make it a samplesoft.samplers.CertainSampler."
             )
+
         if not is_object and not normalize and SAMPLERS[str(self.sampler)].unit_vectors:
             raise ValueError(
                 f"`normalize` must be True with sampler={self.sampler!r}, whose kernel needs "
@@ -147,6 +152,7 @@ class SoftmaxSettings:
                 "which never draws labels that are not among its candidates; take a loss such as "
                 "'sampled' or 'sampled-masked'."
             )
+
         if shared and not loss.shares_draws:
             losses = repr(loss.masked or "sampled-masked")
             raise ValueError(
@@ -223,9 +229,11 @@ class SoftmaxSettings:
         spec = LOSSES[self.loss]
         if not issubclass(spec.make, LogisticLoss):
             return {}
+
         assert spec.scheme is not None and self.num_sampled is not None
         unit_vectors = self._resolved_normalize()
         tau = as_tau(self.tau, unit_vectors=unit_vectors)
+
         # The estimate of p(j) is exp(score), or m q(j) exp(score) for negative sampling. For random
         # dot products x the estimates sum to mass * exp(offset) * E exp(tau x).
         mass = n if spec.scheme.corrects_draws else self.num_sampled
@@ -272,13 +280,16 @@ class SoftmaxSettings:
             nodes = np.zeros((tree.num_nodes, rows.shape[1]), rows.dtype)
             nodes[tree.places] = rows
             return HierarchicalSoftmax(nodes, tree, reduction=reduction, **self._loss_options())
+
         loss = self.make_loss(rows.shape[0], rows.shape[1], reduction)
+
         sampler = None
         if self.sampler is not None:
             # the sampler gets normalised copies, because the trained vectors are not normalised
             unit_vectors = self._resolved_normalize()
             sampler_rows = unit_rows("class_embeddings", rows.copy())[0] if unit_vectors else rows
             sampler = self.make_sampler(sampler_rows, counts, seed)
+
         layer = SoftmaxLayer(
             rows,
             loss,
@@ -287,6 +298,7 @@ class SoftmaxSettings:
             shared=self._shares_draws(),
             update_every=self.update_every,
         )
+
         if not isinstance(self.sampler, str):
             layer.refresh()  # a custom sampler may have been made from other class vectors
         return layer
@@ -309,16 +321,18 @@ class SoftmaxSettings:
             num_features=self.num_features,
             rng=seed,
         )
+
         if not isinstance(self.sampler, str):
             # copy a sampler, because models with the same settings must not share its state
-            sampler: Sampler = (
-                self.sampler(inputs)
-                if callable(self.sampler)
-                else deepcopy(as_sampler("sampler", self.sampler))
-            )
+            sampler: Sampler
+            if callable(self.sampler):
+                sampler = self.sampler(inputs)
+            else:
+                sampler = deepcopy(as_sampler("sampler", self.sampler))
             if inputs.counts is not None:
                 warn_of_wrong_ranks(sampler, inputs.counts)
             return sampler
+
         # the most frequent classes are always included, and the named sampler draws the others
         if self.num_certain:
             return make_certain_sampler(self.sampler, inputs, self.num_certain)

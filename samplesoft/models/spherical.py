@@ -149,8 +149,12 @@ class SphericalSoftmax:
         dtype: DTypeLike = np.float32,
         rng: int | np.random.Generator | None = None,
     ) -> None:
-        n, d = as_count("num_classes", num_classes), as_count("embedding_dim", embedding_dim)
-        self.num_classes, self.embedding_dim, self.dtype = n, d, as_float_dtype(dtype)
+        n = as_count("num_classes", num_classes)
+        d = as_count("embedding_dim", embedding_dim)
+        self.num_classes = n
+        self.embedding_dim = d
+        self.dtype = as_float_dtype(dtype)
+
         self.kind = as_choice("kind", kind, ("taylor", "spherical"))
         self._shift = 1.0 if kind == "taylor" else 0.0
         self.epsilon = as_positive("epsilon", epsilon)
@@ -159,8 +163,10 @@ class SphericalSoftmax:
                 f'`epsilon` must be 1 for kind="taylor", whose weight is half of (o + 1)**2 + 1, '
                 f'got {self.epsilon}; leave it out, or take kind="spherical".'
             )
+
         self.reduction = as_choice("reduction", reduction, ("mean", "sum"))
         self._steps = 0
+
         self._U: FloatArray  # W = V U + 1 omega'
         self._omega: FloatArray
         self._s: FloatArray  # W' 1, the sum of the class vectors
@@ -189,6 +195,7 @@ class SphericalSoftmax:
         if ids is not None:
             chosen = as_ids("ids", ids, self.num_classes)
             return self._class_vectors(chosen).astype(self.dtype)
+
         rows = np.empty_like(self._V)
         for chunk in row_chunks(rows.shape, _CHUNK_VALUES):
             rows[chunk] = self._class_vectors(chunk)
@@ -245,21 +252,23 @@ class SphericalSoftmax:
         contexts = as_float_rows("h", h, self.embedding_dim, self.dtype).astype(np.float64)
         targets = as_labels("labels", labels, self.num_classes, contexts.shape[:1])
         example_weights = checked_weights(weights, len(contexts), self.reduction, self.dtype)
+
         rows = self._class_vectors(targets)
         label_scores = np.einsum("bd,bd->b", rows, contexts) + self._shift
-        label_weights, (total, derivative) = (
-            label_scores**2 + self.epsilon,
-            self._sum_of_weights(contexts),
-        )
+        label_weights = label_scores**2 + self.epsilon
+        total, derivative = self._sum_of_weights(contexts)
+
         # sum of the weights of the other classes, at least epsilon each; it is 0 if n = 1
         other_weights = np.maximum(total - label_weights, (self.num_classes - 1) * self.epsilon)
         losses = np.log1p(other_weights / label_weights)
+
         if not np.isfinite(losses @ example_weights):
             worst = int(np.argmin(np.isfinite(losses)))
             raise ValueError(
                 f"`h` must have scores whose squares are within the range of float64, got a loss "
                 f"of {losses[worst]} in example {worst}; scale `h` or `weights` down."
             )
+
         cache = (
             contexts,
             targets,
@@ -288,9 +297,11 @@ class SphericalSoftmax:
         """
         (contexts, targets, rows, derivative, inverse_sums, label_factors), steps = cache
         dh = inverse_sums[:, None] * derivative - label_factors[:, None] * rows
+
         order = np.argsort(targets, kind="stable")
         ids, offsets = np.unique(targets[order], return_index=True)
         label_rows = np.add.reduceat(-(label_factors[:, None] * contexts)[order], offsets, axis=0)
+
         matrix = 2.0 * contexts.T @ (inverse_sums[:, None] * contexts)
         offset = 2.0 * self._shift * (inverse_sums @ contexts)
         gradient = FactoredGradient(matrix, offset, SparseRows(ids, label_rows), steps)
@@ -314,36 +325,51 @@ class SphericalSoftmax:
             unchanged.
         """
         require_instance("gradient", gradient, FactoredGradient)
-        rate, n, s = as_nonnegative("learning_rate", learning_rate), self.num_classes, self._s
+        rate = as_nonnegative("learning_rate", learning_rate)
+        n = self.num_classes
+        s = self._s
+
         if gradient.steps != self._steps:
             raise ValueError(
                 f"`gradient` must be of the class vectors as they are, got one from before the "
                 f"last {self._steps - gradient.steps} step(s); call `forward` again."
             )
-        A, move = np.eye(len(s)) - rate * gradient.matrix, rate * gradient.offset
-        ids, label_rows = gradient.rows.ids, rate * gradient.rows.rows
+
+        A = np.eye(len(s)) - rate * gradient.matrix
+        move = rate * gradient.offset
+        ids = gradient.rows.ids
+        label_rows = rate * gradient.rows.rows
+
         # the step for all classes: W becomes W A - 1 move'
-        U, omega, s = self._U @ A, A @ self._omega - move, A @ s
+        U = self._U @ A
+        omega = A @ self._omega - move
+        s = A @ s
         cross = np.outer(s, move)
         Q = A @ self._Q @ A - cross - cross.T + n * np.outer(move, move)
+
         self._require_norm_in_range(
             "learning_rate", np.sqrt(max(np.trace(Q), 0.0)) + np.linalg.norm(label_rows)
         )
+
         self._steps += 1
         inverse = _well_conditioned_inverse(U, float(np.finfo(self.dtype).eps))
         if inverse is None:
             self._rebuild_factors(U, omega)
             inverse = self._U  # the identity matrix
         else:
-            self._U, self._omega, self._s, self._Q = U, omega, s - n * move, (Q + Q.T) / 2.0
-        # the additional step for the labels; s and Q are updated by differences of the vectors as
-        # they are after rounding in V
-        before = self._class_vectors(ids)
+            self._U = U
+            self._omega = omega
+            self._s = s - n * move
+            self._Q = (Q + Q.T) / 2.0
+
+        # The additional step for the labels. V is rounded, so s and Q are updated by the difference
+        # of the rounded vectors.
+        old_rows = self._class_vectors(ids)
         self._V = writable(self._V)
         self._V[ids] -= (label_rows @ inverse).astype(self.dtype)
-        after = self._class_vectors(ids)
-        self._s = self._s + (after - before).sum(axis=0)
-        self._Q = self._Q + after.T @ after - before.T @ before
+        new_rows = self._class_vectors(ids)
+        self._s = self._s + (new_rows - old_rows).sum(axis=0)
+        self._Q = self._Q + new_rows.T @ new_rows - old_rows.T @ old_rows
 
     @ignoring_overflow
     def log_probs(self, h: ArrayLike) -> FloatArray:
@@ -366,6 +392,7 @@ class SphericalSoftmax:
         """
         contexts = as_float_rows("h", h, self.embedding_dim, self.dtype).astype(np.float64)
         logs = np.empty((len(contexts), self.num_classes))
+
         for chunk in row_chunks(self._V.shape, _CHUNK_VALUES):
             logs[:, chunk] = contexts @ self._class_vectors(chunk).T
         return self._log_probs(contexts, logs + self._shift)
@@ -395,9 +422,10 @@ class SphericalSoftmax:
             If an argument is malformed, or the square of a score overflows.
         """
         contexts = as_float_rows("h", h, self.embedding_dim, self.dtype)
-        rows, shifts = self.class_embeddings(), np.full(self.num_classes, self._shift, self.dtype)
-        ids, sizes = top_k_classes(contexts, rows, k, tau=1.0, absolute=True, biases=shifts)
-        return ids, self._log_probs(contexts.astype(np.float64), sizes.astype(np.float64))
+        rows = self.class_embeddings()
+        shifts = np.full(self.num_classes, self._shift, self.dtype)
+        ids, abs_scores = top_k_classes(contexts, rows, k, tau=1.0, absolute=True, biases=shifts)
+        return ids, self._log_probs(contexts.astype(np.float64), abs_scores.astype(np.float64))
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
         """Compute the loss and the top-k accuracy on given examples.
@@ -424,12 +452,15 @@ class SphericalSoftmax:
         sizes = [checked_k(size, self.num_classes) for size in np.atleast_1d(as_array("k", k))]
         value, ((_, targets, *_), _) = self.forward(h, labels)
         value = value if self.reduction == "mean" else value / len(targets)
+
         label_hits = np.zeros(0)
         if sizes:
-            contexts, example_ids = np.asarray(h), np.arange(len(targets))
+            contexts = np.asarray(h)
+            example_ids = np.arange(len(targets))
             label_hits = count_labels_by_position(
                 self.top_k, contexts, example_ids, targets, max(sizes), self.num_classes
             )
+
         return make_evaluation(value, label_hits, sizes, len(targets), len(targets))
 
     def _class_vectors(self, ids: IntArray | slice) -> FloatArray:
@@ -439,7 +470,7 @@ class SphericalSoftmax:
 
     def _sum_of_weights(self, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the sum (B,) of the weights of all classes, and its gradients (B, d)."""
-        half = contexts @ self._Q + self._shift * self._s
+        half = contexts @ self._Q + self._shift * self._s  # half of the gradients
         squares = np.einsum("bd,bd->b", half, contexts) + self._shift * (contexts @ self._s)
         n = self.num_classes
         # without the maximum, rounding could make the sum negative if all shifted scores are 0
@@ -462,22 +493,31 @@ class SphericalSoftmax:
         This removes the rounding errors that s and Q have accumulated over steps.
         """
         d = len(omega)
-        s, Q, V = np.zeros(d), np.zeros((d, d)), np.empty_like(self._V)
+        s = np.zeros(d)
+        Q = np.zeros((d, d))
+        V = np.empty_like(self._V)
+
         for chunk in row_chunks(V.shape, _CHUNK_VALUES):
             V[chunk] = self._V[chunk] @ U + omega
             rows = V[chunk].astype(np.float64)
-            s, Q = s + rows.sum(axis=0), Q + rows.T @ rows
-        self._V, self._U, self._omega, self._s, self._Q = V, np.eye(d), np.zeros(d), s, Q
+            s = s + rows.sum(axis=0)
+            Q = Q + rows.T @ rows
+
+        self._V = V
+        self._U = np.eye(d)
+        self._omega = np.zeros(d)
+        self._s = s
+        self._Q = Q
         self._steps += 1
 
-    def _require_norm_in_range(self, name: str, size: float) -> None:
-        """Raise ValueError if `size`, the norm of all class vectors together, could overflow V."""
+    def _require_norm_in_range(self, name: str, norm: float) -> None:
+        """Raise ValueError if V could overflow for class vectors with the Frobenius norm `norm`."""
         # V may be larger than W by the norm of the inverse of U, which is below 1e6
         max_norm = min(float(np.finfo(self.dtype).max) / 1e6, 1e150)
-        if not size < max_norm:
+        if not norm < max_norm:
             raise ValueError(
                 f"`{name}` must keep the norm of the class vectors below {max_norm:.0e}, got "
-                f"one of {size:.3g}; lower it."
+                f"one of {norm:.3g}; lower it."
             )
 
 
@@ -495,7 +535,8 @@ def _well_conditioned_inverse(U: FloatArray, eps: float) -> FloatArray | None:
         inverse = np.linalg.inv(U)
     except np.linalg.LinAlgError:
         return None
+
     norm, inverse_norm = (max(1.0, float(np.linalg.norm(x, 1))) for x in (U, inverse))
-    # a loss of a third of the digits is accepted, because recomputing V takes as long as a
+    # losing a third of the digits is accepted, because recomputing V takes as long as a
     # full-softmax step
     return np.asarray(inverse, np.float64) if norm * inverse_norm < eps ** (-1 / 3) else None
