@@ -49,7 +49,7 @@ class StepDraws(NamedTuple):
 
     ids: IntArray  # (S, m) or (1, n): drawn classes
     log_counts: FloatArray  # (S, m) or (1, n): log expected counts, subtracted from scores
-    terms: LossKernel  # kernels of the loss for these draws
+    loss_kernel: LossKernel  # kernels of the loss for these draws
 
     def at_steps(self, steps: slice) -> StepDraws:
         """Return the draws of a slice of the steps."""
@@ -80,28 +80,33 @@ def draw_steps(model: LinearSoftmax, num_steps: int, seed: int, batch_size: int 
     layer = model.softmax
     n = model.num_classes
     loss: Loss = layer.loss
+
     if not isinstance(loss, SampledLoss):
         # a loss over all classes: each class is drawn exactly once
         passes = supported_base_loss(loss)
         assert passes is not None
         return StepDraws(np.arange(n)[None], np.zeros((1, n)), FULL_LOSSES[passes])
+
     sampler = layer.sampler
     assert sampler is not None
     no_contexts = np.zeros((num_steps, 1))  # a placeholder for each step: draws ignore contexts
 
-    def sample(num: int, rng: Any) -> Draw:
-        return sampler.sample(no_contexts, num, rng=rng)
+    def sample(num_draws: int, rng: Any) -> Draw:
+        return sampler.sample(no_contexts, num_draws, rng=rng)
 
-    # these losses use only the number of labels in a batch, so that placeholders suffice
+    # these losses use only the number of labels in a batch, so that zeros serve as labels
     targets = Targets(np.zeros(batch_size, np.int64))
     drawn = loss.draw(sample, layer.num_sampled, targets, n, seed)
+
     if loss.with_replacement:
         require_replacement(drawn, type(loss).__name__)
     ids, log_counts = checked_draw(drawn, num_steps, n)
-    terms = loss._kernel_for_draw(drawn, n)
-    if terms.weighs_draws:  # draws of one class have separate weights, and cannot be merged
-        terms = terms._replace(adds_exponentials=False, merge=None)
-    return StepDraws(ids, log_counts, terms)
+
+    loss_kernel = loss._kernel_for_draw(drawn, n)
+    # if each draw has a weight, the draws of a class cannot be merged
+    if loss_kernel.weighs_draws:
+        loss_kernel = loss_kernel._replace(adds_exponentials=False, merge=None)
+    return StepDraws(ids, log_counts, loss_kernel)
 
 
 def label_log_counts(
@@ -115,24 +120,31 @@ def label_log_counts(
     layer = model.softmax
     labels = targets.labels
     loss: Loss = layer.loss
+
     if not isinstance(loss, SampledLoss) or not loss.needs_label_count or layer.sampler is None:
         return np.zeros(1)
+
     expected: FloatArray = layer.sampler.log_expected_count(
         None, labels[None], layer.num_sampled, shared=True
     )[0]
     if not loss.properties.divides_by_accepted:
         return expected
-    # accidental hits are discarded, and the other draws are divided by their number
+
+    # accidental hits are discarded, and sums over the other draws are divided by their number
     num_hits = np.empty(len(labels), np.int64)
-    # first pair of each step, and the number of pairs
+    # the index of the first pair of each step, followed by the number of pairs
     first_pairs = np.append(targets.offsets()[::batch_size], len(labels))
+
     for step, drawn in enumerate(np.sort(ids, axis=1)):
-        of_step = slice(first_pairs[step], first_pairs[step + 1])
-        first_hits = np.searchsorted(drawn, labels[of_step], "left")
-        last_hits = np.searchsorted(drawn, labels[of_step], "right")
-        num_hits[of_step] = last_hits - first_hits
-    if loss.mask_other_labels:  # draws of any label of the example are discarded: add their counts
+        step_pairs = slice(first_pairs[step], first_pairs[step + 1])
+        hit_starts = np.searchsorted(drawn, labels[step_pairs], "left")
+        hit_stops = np.searchsorted(drawn, labels[step_pairs], "right")
+        num_hits[step_pairs] = hit_stops - hit_starts
+
+    # draws of all labels of the example are discarded, so that their counts are added
+    if loss.mask_other_labels:
         num_hits = targets.rows(targets.per_example(num_hits))
         expected = targets.rows(np.logaddexp.reduceat(expected, targets.offsets()))
+
     corrections: FloatArray = reject_corrections(ids.shape[1], num_hits, expected)
     return corrections

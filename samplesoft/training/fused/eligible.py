@@ -29,8 +29,8 @@ _REPLACED_METHODS: dict[Any, tuple[str, ...]] = {
     Optimizer: ("step", "parameters_with_states", "advance"),
 }
 _SAMPLED_LOSSES: tuple[type[Loss], ...] = (SampledLoss, SampledSoftmaxLoss)
-# Losses over all classes, with the kernels of their terms. Fused training treats them as sampled
-# losses whose draws are all classes, each once.
+# The kernels of losses over all classes. Fused training treats such a loss as a sampled loss that
+# draws each class exactly once.
 FULL_LOSSES: dict[type[Loss], LossKernel] = {
     FullSoftmaxLoss: LossKernel(softmax_kernel, merge=merge_exponentials, adds_exponentials=True),
     FullLogisticLoss: LossKernel(logistic_kernel, (1.0,), merge=merge_softplus),
@@ -52,7 +52,8 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
     str or None
         The reason, as a clause for a message to the user.
     """
-    loss, sampler = model.softmax.loss, model.softmax.sampler
+    loss = model.softmax.loss
+    sampler = model.softmax.sampler
     if model.settings.embedding_dim is None:
         return "a model without embeddings has class vectors as long as its inputs"
     if supported_base_loss(loss) is None or _overrides_replaced_method(Loss, loss):
@@ -65,23 +66,28 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
         or not is_kernel(optimizer._kernel)
     ):
         return f"{type(optimizer).__name__} has no kernel, or a step of its own"
+
     if not isinstance(loss, SampledLoss):
         return None
+
     if sampler is None or sampler.dim is not None:
         return "draws follow the contexts, which change in each step"
     if getattr(type(sampler), "observe", None) is not Sampler.observe:
         return f"{type(sampler).__name__} learns from the labels of each step"
     if not model.softmax.shared:
         return "each example has draws of its own"
+
     if type(loss).draw is MultilevelLoss.draw:
         return None
     if not loss.draws_num_sampled:
         return f"{type(loss).__name__} has draws of its own"
+
     example_ids = np.zeros((1, model.softmax.num_sampled))
-    terms = loss._kernel_for_draw(
+    loss_kernel = loss._kernel_for_draw(
         Draw(example_ids.astype(np.int64), example_ids), model.num_classes
     )
-    if not is_kernel(terms.kernel) or not (terms.merge is None or is_kernel(terms.merge)):
+    merge = loss_kernel.merge
+    if not is_kernel(loss_kernel.kernel) or not (merge is None or is_kernel(merge)):
         return f"the terms of {type(loss).__name__} have no kernel of samplesoft's njit"
     return None
 

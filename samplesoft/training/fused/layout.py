@@ -1,9 +1,8 @@
 """The arrays that a block of training steps reads and writes.
 
-They hold the examples in the order of training, and the distinct classes and features of each step.
-All of these indices are independent of the parameters, so that they are computed once, before the
-first step. With them a step gathers the rows of its classes and features, and updates each row
-once.
+They hold the examples in the order of training, and the indices of the distinct classes and
+features of each step. These indices do not depend on the parameters, so that they are computed
+before the first step. A step gathers the rows at its indices, and updates each row once.
 """
 
 from __future__ import annotations
@@ -152,13 +151,17 @@ def make_step_block(
     `label_log_counts` (P,) or (1,) are the corrections subtracted from label scores, and
     `example_weights` (N,) the factors of the examples' losses.
     """
-    num_examples, dim = x.shape[0], model.softmax.class_embeddings.shape[1]
+    num_examples = x.shape[0]
+    dim = model.softmax.class_embeddings.shape[1]
     num_steps = -(-num_examples // batch_size)
-    num_pairs, num_draws = len(targets.labels), draws.ids.shape[1]
+    num_pairs = len(targets.labels)
+    num_draws = draws.ids.shape[1]
+
     pairs = _allocate_step_pairs(targets, label_log_counts, num_examples, batch_size)
     pairs_of_steps = np.diff(np.append(pairs.offsets[:-1:batch_size], num_pairs))
-    max_classes = num_draws + int(pairs_of_steps.max())  # largest number of classes in a step
-    classes = _allocate_step_classes(draws.terms, num_steps, num_draws, max_classes, x.dtype)
+
+    max_classes = num_draws + int(pairs_of_steps.max())
+    classes = _allocate_step_classes(draws.loss_kernel, num_steps, num_draws, max_classes, x.dtype)
     entries = _allocate_input_entries(x, num_steps)
 
     def fill_chunk(steps: slice) -> None:
@@ -178,11 +181,12 @@ def make_step_block(
         )
 
     thread_for_each(fill_chunk, chunks(num_steps, -(-num_steps // num_threads())))
+
     width = max(_MAX_BLOCK_MULTIPLICATIONS // (BLOCK_EXAMPLES * dim), _MIN_BLOCK_CLASSES)
     batch = min(batch_size, num_examples)
     return StepBlock(
         loss=loss,
-        loss_parameters=draws.terms.parameters,
+        loss_parameters=draws.loss_kernel.parameters,
         batch_size=batch_size,
         classes_per_block=width,
         example_weights=example_weights,
@@ -197,16 +201,18 @@ def make_step_block(
 
 
 def _allocate_step_classes(
-    terms: LossKernel, num_steps: int, num_draws: int, max_classes: int, dtype: Any
+    loss_kernel: LossKernel, num_steps: int, num_draws: int, max_classes: int, dtype: Any
 ) -> StepClasses:
     """Return arrays for the classes of all steps, uninitialised."""
     return StepClasses(
         ids=np.empty((num_steps, max_classes), np.int64),
         num_drawn=np.empty(num_steps, np.int64),
         num_classes=np.empty(num_steps, np.int64),
-        class_of_draw=np.empty((num_steps, 0 if terms.adds_exponentials else num_draws), np.int64),
+        class_of_draw=np.empty(
+            (num_steps, 0 if loss_kernel.adds_exponentials else num_draws), np.int64
+        ),
         log_counts=np.empty((num_steps, num_draws), dtype),
-        weights=np.empty((num_steps, num_draws if terms.weighs_draws else 0)),
+        weights=np.empty((num_steps, num_draws if loss_kernel.weighs_draws else 0)),
     )
 
 
@@ -264,7 +270,7 @@ def _find_accidental_hits(
     classes: StepClasses, pairs: StepPairs, batch_size: int
 ) -> AccidentalHits:
     """Return, for each pair, the columns of the logits whose class is the pair's label."""
-    # first pair of each step, and the number of pairs
+    # the index of the first pair of each step, followed by the number of pairs
     first_pairs = np.append(pairs.offsets[:-1:batch_size], pairs.offsets[-1])
     if classes.class_of_draw.shape[1] == 0:  # columns are the distinct drawn classes
         num_drawn = np.repeat(classes.num_drawn, np.diff(first_pairs))
@@ -273,15 +279,19 @@ def _find_accidental_hits(
             starts=pairs.classes,
             stops=pairs.classes + (pairs.classes < num_drawn),
         )
+
     draws_by_class = np.argsort(classes.class_of_draw, axis=1, kind="stable")
     starts = np.empty_like(pairs.classes)
     stops = np.empty_like(pairs.classes)
+
     for s, order in enumerate(draws_by_class):
-        of_step = slice(first_pairs[s], first_pairs[s + 1])
+        step_pairs = slice(first_pairs[s], first_pairs[s + 1])
         drawn = classes.class_of_draw[s][order]
         first_column = s * len(order)
-        starts[of_step] = first_column + np.searchsorted(drawn, pairs.classes[of_step], "left")
-        stops[of_step] = first_column + np.searchsorted(drawn, pairs.classes[of_step], "right")
+        labels = pairs.classes[step_pairs]
+        starts[step_pairs] = first_column + np.searchsorted(drawn, labels, "left")
+        stops[step_pairs] = first_column + np.searchsorted(drawn, labels, "right")
+
     return AccidentalHits(draws_by_class.ravel(), starts, stops)
 
 
@@ -291,8 +301,8 @@ def _fill_steps(
     pairs: StepPairs,
     entries: InputEntries,
     batch_size: int,
-    first_step: int,
-    last_step: int,
+    start: int,
+    stop: int,
     labels: IntArray,
     ids: IntArray,
     log_counts: FloatArray,
@@ -300,16 +310,16 @@ def _fill_steps(
     index_plus_one: NDArray[np.int32],
     multiplicities: FloatArray,
 ) -> None:
-    """Fill `classes`, `pairs` and `entries` for steps [first_step, last_step).
+    """Fill `classes`, `pairs` and `entries` for steps [start, stop).
 
     `labels` (P,) are the labels of the pairs. The draws `ids` and `log_counts` are (S, m), or
-    (1, m) if all steps have the same draws. Two arrays are workspace: `index_plus_one` (n,) holds
-    1 + the index of a class among the classes of the step, and must be zeros on entry;
-    `multiplicities` (m,) counts the draws of each class.
+    (1, m) if all steps have the same draws. Two arrays are workspace. `index_plus_one` (n,) must be
+    zeros on entry; it holds 1 + the index of each class among the classes of the step.
+    `multiplicities` (m,) holds the number of draws of each class.
     """
     adds_exponentials = classes.class_of_draw.shape[1] == 0
     weighs_draws = classes.weights.shape[1] > 0
-    for s in range(first_step, last_step):
+    for s in range(start, stop):
         begin = s * batch_size
         end = min(begin + batch_size, len(pairs.offsets) - 1)
 
@@ -317,25 +327,26 @@ def _fill_steps(
         drawn = ids[s if len(ids) > 1 else 0]
         log_count = log_counts[s if len(log_counts) > 1 else 0]
         listed = classes.ids[s]
-        num = 0
+        num_listed = 0
         for k in range(len(drawn)):
             if index_plus_one[drawn[k]] == 0:
-                listed[num] = drawn[k]
-                multiplicities[num] = 0.0
+                listed[num_listed] = drawn[k]
+                multiplicities[num_listed] = 0.0
                 if adds_exponentials:
-                    classes.log_counts[s, num] = log_count[k]
-                num += 1
-                index_plus_one[drawn[k]] = num
+                    classes.log_counts[s, num_listed] = log_count[k]
+                num_listed += 1
+                index_plus_one[drawn[k]] = num_listed
             multiplicities[index_plus_one[drawn[k]] - 1] += 1.0
             if not adds_exponentials:
                 classes.class_of_draw[s, k] = index_plus_one[drawn[k]] - 1
                 classes.log_counts[s, k] = 0.0 if weighs_draws else log_count[k]
             if weighs_draws:
                 classes.weights[s, k] = exp(-log_count[k])
-        classes.num_drawn[s] = num
+
+        classes.num_drawn[s] = num_listed
         if adds_exponentials:
             # merge t draws of a class: t exp(o - log count) = exp(o - (log count - log t))
-            for k in range(num):
+            for k in range(num_listed):
                 classes.log_counts[s, k] -= log(multiplicities[k])
 
         # labels: append those that were not drawn to the classes of the step
@@ -343,15 +354,17 @@ def _fill_steps(
         high = pairs.offsets[end]
         for p in range(low, high):
             if index_plus_one[labels[p]] == 0:
-                listed[num] = labels[p]
-                num += 1
-                index_plus_one[labels[p]] = num
+                listed[num_listed] = labels[p]
+                num_listed += 1
+                index_plus_one[labels[p]] = num_listed
             pairs.classes[p] = index_plus_one[labels[p]] - 1
-        classes.num_classes[s] = num
-        _, _, order, _ = group_equal_ids(pairs.classes[low:high], num)
+
+        classes.num_classes[s] = num_listed
+        _, _, order, _ = group_equal_ids(pairs.classes[low:high], num_listed)
         for p in range(low, high):
             pairs.sorted_by_class[p] = low + order[p - low]
-        for k in range(num):
+
+        for k in range(num_listed):
             index_plus_one[listed[k]] = 0
 
         # sort the entries of the inputs by feature
@@ -362,10 +375,12 @@ def _fill_steps(
         copy_row(entries.unique_features[low:], unique)
         for k in range(len(starts)):
             entries.feature_offsets[low + s + k] = low + starts[k]
+
         example_of_entry = np.empty(high - low, np.int64)
         for b in range(begin, end):
             for i in range(entries.offsets[b], entries.offsets[b + 1]):
                 example_of_entry[i - low] = b - begin
+
         for i in range(low, high):
             entries.example_ids[i] = example_of_entry[order[i - low]]
             entries.values_by_feature[i] = entries.values[low + order[i - low]]

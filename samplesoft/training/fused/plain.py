@@ -80,7 +80,9 @@ def loss_and_derivatives(logits: list[tuple[int, float]]) -> tuple[float, dict[i
     max_logit = max(logit for _, logit in logits)
     masses = [math.exp(logit - max_logit) for _, logit in logits]
     total = math.fsum(masses)
+
     label, label_logit = logits[0]
+
     derivatives = {label: -1.0}
     for (j, _), mass in zip(logits, masses, strict=True):
         derivatives[j] = derivatives.get(j, 0.0) + mass / total
@@ -122,6 +124,7 @@ def step(
         loss, derivatives = loss_and_derivatives(logits)
         weight = weights[b] / len(x)
         mean_loss += weight * loss
+
         # backward: gradients of the class vectors, of the context, and of the input's rows
         dz = np.zeros(len(z))
         for j, derivative in derivatives.items():
@@ -131,6 +134,7 @@ def step(
         add_gradient("intercept", 0, d_embedded)
         for feature in np.flatnonzero(x[b]):
             add_gradient("inputs", int(feature), x[b][feature] * d_embedded)
+
     for (name, row), gradient in gradients.items():
         update(name, row, gradient)
     return mean_loss
@@ -168,14 +172,14 @@ def train(
     their log(m q) are ``log_counts[s]`` (m,).
     """
     losses = []
-    for s, first in enumerate(range(0, len(x), batch_size)):
-        of_step = slice(first, first + batch_size)
+    for s, start in enumerate(range(0, len(x), batch_size)):
+        examples = slice(start, start + batch_size)
         losses.append(
             step(
                 parameters,
-                x[of_step],
-                labels[of_step],
-                weights[of_step],
+                x[examples],
+                labels[examples],
+                weights[examples],
                 ids[s],
                 log_counts[s],
                 tau,

@@ -75,13 +75,13 @@ class WorkerWorkspace(NamedTuple):
     logits: FloatArray  # workspace of the loss kernel
 
 
-def make_worker_workspace(steps: StepBlock, terms: LossKernel) -> WorkerWorkspace:
+def make_worker_workspace(steps: StepBlock, loss_kernel: LossKernel) -> WorkerWorkspace:
     """Return the uninitialised workspace of one worker."""
     max_classes, dim = steps.workspace.class_vectors.shape
     dtype = steps.workspace.class_vectors.dtype
     max_rows = max(steps.classes_per_block, BLOCK_EXAMPLES, _BLOCK_FEATURES)
     # a loss that merges exponentials computes logits in the dtype of the scores, others in float64
-    merges = terms.merge is not None and terms.adds_exponentials
+    merges = loss_kernel.merge is not None and loss_kernel.adds_exponentials
     logit_dtype = dtype if merges else np.float64
     num_logits = max(steps.classes.log_counts.shape[1], max_classes)
     return WorkerWorkspace(
@@ -116,8 +116,10 @@ def _embed_examples(
     weighted_rows(offsets, features, values, inputs, contexts)
     for b in range(len(z)):
         add_row(contexts[b], 1.0, intercept)
+
     if loss.normalize:
         divide_by_norms(contexts, norms)
+
     tau = z.dtype.type(loss.tau)
     for b in range(len(z)):
         for i in range(z.shape[1]):
@@ -147,12 +149,15 @@ def _write_label_logits(
     loss: LossSettings,
     label_scores: FloatArray,
     log_counts: FloatArray,
-    begin: int,
-    end: int,
+    start: int,
+    stop: int,
     logits: FloatArray,
 ) -> None:
-    """Write the label logits of pairs [begin, end): scores minus their corrections."""
-    for p in range(begin, end):
+    """Write the label logits of pairs [start, stop): label scores minus their corrections.
+
+    If `loss.absolute`, the absolute values of the scores are used.
+    """
+    for p in range(start, stop):
         score = abs(label_scores[p]) if loss.absolute else label_scores[p]
         logits[p] = score - log_counts[p]
 
@@ -162,20 +167,20 @@ def _sum_losses_and_weight_derivatives(
     loss: LossSettings,
     offsets: IntArray,
     example_weights: FloatArray,
-    first: int,
-    last: int,
+    start: int,
+    stop: int,
     pair_losses: FloatArray,
     label_scores: FloatArray,
     d_labels: FloatArray,
     losses: FloatArray,
     diverged: IntArray,
 ) -> None:
-    """Write the losses of examples [first, last), each the sum over its label pairs.
+    """Write the losses of examples [start, stop), each the sum over its label pairs.
 
-    Also multiplies the derivatives in label logits by the example's weight, which makes them
-    derivatives in label scores of the weighted loss, and flags a loss that is not finite.
+    The derivatives in label logits are overwritten by those of the weighted loss in label scores. A
+    loss that is not finite is flagged in `diverged`.
     """
-    for b in range(first, last):
+    for b in range(start, stop):
         total = 0.0
         for p in range(offsets[b], offsets[b + 1]):
             total += pair_losses[p]
@@ -199,6 +204,7 @@ def _sum_derivatives_by_class(
             for k in range(d_sampled.shape[1]):
                 column = class_of_draw[k] if len(class_of_draw) > 0 else k
                 d_sampled[b, k] *= np.sign(class_scores[b * num_drawn + column])
+
         if len(class_of_draw) == 0:
             for k in range(num_drawn):
                 class_scores[b * num_drawn + k] = d_sampled[b, k]
@@ -212,21 +218,24 @@ def _sum_derivatives_by_class(
 @njit_bare
 def _store_weighted_derivatives(
     example_weights: FloatArray,
-    first: int,
-    last: int,
+    start: int,
+    stop: int,
     d_scores: Rows,
     num_drawn: int,
     width: int,
     d_sampled_blocks: Rows,
 ) -> None:
-    """Store derivatives in scores times the examples' weights, by blocks of classes for stage 3."""
-    for b in range(last - first):
-        weight = d_scores.dtype.type(example_weights[first + b])
-        for start in range(0, num_drawn, width):
-            num = min(width, num_drawn - start)
-            out = d_sampled_blocks[start // width]
-            for k in range(num):
-                out[b * num + k] = weight * d_scores[b * num_drawn + start + k]
+    """Store the derivatives in scores of examples [start, stop), times the examples' weights.
+
+    They are stored by blocks of classes, as stage 3 reads them.
+    """
+    for b in range(stop - start):
+        weight = d_scores.dtype.type(example_weights[start + b])
+        for first_class in range(0, num_drawn, width):
+            num_classes = min(width, num_drawn - first_class)
+            out = d_sampled_blocks[first_class // width]
+            for k in range(num_classes):
+                out[b * num_classes + k] = weight * d_scores[b * num_drawn + first_class + k]
 
 
 @njit_bare
@@ -249,27 +258,30 @@ def _convert_to_embedded_gradients(
 def _add_label_class_gradients(
     pairs: StepPairs,
     d_labels: FloatArray,
-    begin: int,
-    end: int,
-    first: int,
+    start: int,
+    stop: int,
+    first_class: int,
     z: Rows,
     gradient: Rows,
 ) -> None:
     """Add the contributions of label scores to the gradients (k, d) of a block of k classes.
 
-    The block begins at class `first` of the step, which has the pairs [begin, end).
+    The block begins at class `first_class` of the step, which has the pairs [start, stop).
     """
-    low = begin
-    high = end
-    while low < high:  # binary search for the first label in the block
+    # binary search for the first label in the block
+    low = start
+    high = stop
+    while low < high:
         middle = (low + high) // 2
-        if pairs.classes[pairs.sorted_by_class[middle]] < first:
+        if pairs.classes[pairs.sorted_by_class[middle]] < first_class:
             low = middle + 1
         else:
             high = middle
-    while low < end and pairs.classes[pairs.sorted_by_class[low]] < first + len(gradient):
+
+    block_end = first_class + len(gradient)
+    while low < stop and pairs.classes[pairs.sorted_by_class[low]] < block_end:
         p = pairs.sorted_by_class[low]
-        add_row(gradient[pairs.classes[p] - first], d_labels[p], z[pairs.example_ids[p]])
+        add_row(gradient[pairs.classes[p] - first_class], d_labels[p], z[pairs.example_ids[p]])
         low += 1
 
 
@@ -298,7 +310,7 @@ def make_row_updater(rows_kernel: Kernel) -> Kernel:
         num_rejected = 0
         for row in gradient:
             for i in range(len(row)):
-                num_rejected += 0 if abs(row[i]) <= largest_gradient else 1  # also for NaN
+                num_rejected += 0 if abs(row[i]) <= largest_gradient else 1  # NaN counts too
         if num_rejected == 0:
             rows_kernel(ids, gradient, trained.rows, trained.states, hyper_parameters)
         return num_rejected
@@ -331,13 +343,18 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
 
         `arrived` (1,) counts the arrivals at barriers.
         """
-        loss, classes, pairs, hits = steps.loss, steps.classes, steps.pairs, steps.hits
-        entries, shared = steps.entries, steps.workspace
+        loss = steps.loss
+        classes = steps.classes
+        pairs = steps.pairs
+        hits = steps.hits
+        entries = steps.entries
+        shared = steps.workspace
         dim = shared.z.shape[1]
         width = steps.classes_per_block
         limit = parameters.largest_gradient
         num_barriers = 0
         num_rejected = 0
+
         for s in range(len(classes.num_drawn)):
             begin = s * steps.batch_size
             end = min(begin + steps.batch_size, len(steps.example_weights))
@@ -347,33 +364,34 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
             hyper_parameters = parameters.hyper_parameters[s]
 
             # 1. class vectors
-            for first in range(worker * width, num_classes, workers * width):
-                last = min(first + width, num_classes)
+            for start in range(worker * width, num_classes, workers * width):
+                stop = min(start + width, num_classes)
                 gather_rows(
-                    classes.ids[s, first:last],
+                    classes.ids[s, start:stop],
                     parameters.classes.rows,
                     loss.normalize,
-                    shared.class_vectors[first:last],
-                    shared.class_norms[first:last],
+                    shared.class_vectors[start:stop],
+                    shared.class_norms[start:stop],
                 )
+
             num_barriers += 1
             barrier_wait(arrived, workers, num_barriers)
 
             # 2. losses, derivatives in scores, and gradients of contexts
-            for first in range(begin + worker * BLOCK_EXAMPLES, end, workers * BLOCK_EXAMPLES):
-                last = min(first + BLOCK_EXAMPLES, end)
-                row_begin = first - begin
-                of_block = slice(row_begin, last - begin)
-                z = shared.z[of_block]
-                d_embedded = shared.d_embedded[of_block]
-                contexts = shared.contexts[of_block]
-                norms = shared.context_norms[of_block]
-                begin_pairs = pairs.offsets[first]
-                end_pairs = pairs.offsets[last]
+            for start in range(begin + worker * BLOCK_EXAMPLES, end, workers * BLOCK_EXAMPLES):
+                stop = min(start + BLOCK_EXAMPLES, end)
+                row_begin = start - begin
+                block_rows = slice(row_begin, stop - begin)
+                z = shared.z[block_rows]
+                d_embedded = shared.d_embedded[block_rows]
+                contexts = shared.contexts[block_rows]
+                norms = shared.context_norms[block_rows]
+                pair_start = pairs.offsets[start]
+                pair_stop = pairs.offsets[stop]
                 d_sampled_blocks = shared.d_sampled[row_begin // BLOCK_EXAMPLES]
                 _embed_examples(
                     loss,
-                    entries.offsets[first : last + 1],
+                    entries.offsets[start : stop + 1],
                     entries.features,
                     entries.values,
                     parameters.inputs.rows,
@@ -384,35 +402,39 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 )
 
                 score_draws(shared.class_vectors, z, num_drawn, width, local.scores, local.product)
+
                 num_logits = len(class_of_draw) if len(class_of_draw) > 0 else num_drawn
                 shape = (len(z), num_logits)
                 size = len(z) * num_logits
                 d_sampled = local.d_sampled[:size].reshape(shape)
+
                 if draws_are_classes:  # known at compile time
                     sampled_scores = local.scores[:size].reshape(shape)
                 else:
                     sampled_scores = local.sampled_scores[:size].reshape(shape)
                     _write_draw_scores(loss, class_of_draw, local.scores, num_drawn, sampled_scores)
+
                 score_labels(
                     shared.class_vectors,
                     pairs.classes,
                     z,
                     pairs.example_ids,
                     row_begin,
-                    begin_pairs,
-                    end_pairs,
+                    pair_start,
+                    pair_stop,
                     shared.label_scores,
                 )
+
                 _write_label_logits(
                     loss,
                     shared.label_scores,
                     pairs.log_counts,
-                    begin_pairs,
-                    end_pairs,
+                    pair_start,
+                    pair_stop,
                     shared.d_labels,
                 )
                 nan_where_not_finite(
-                    shared.d_labels, sampled_scores, pairs.example_ids, row_begin, begin_pairs
+                    shared.d_labels, sampled_scores, pairs.example_ids, row_begin, pair_start
                 )
 
                 differentiate(
@@ -430,8 +452,8 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                         keeps_other_hits=loss.keeps_other_hits,
                         counts_draws_once=loss.counts_draws_once,
                     ),
-                    begin_pairs,
-                    end_pairs,
+                    pair_start,
+                    pair_stop,
                     steps.loss_parameters,
                     classes.weights[s : s + 1],
                     local.logits,
@@ -439,25 +461,27 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                     shared.d_labels,  # also the label logits, which are overwritten
                     d_sampled,
                 )
+
                 _sum_losses_and_weight_derivatives(
                     loss,
                     pairs.offsets,
                     steps.example_weights,
-                    first,
-                    last,
+                    start,
+                    stop,
                     shared.pair_losses,
                     shared.label_scores,
                     shared.d_labels,
                     steps.losses,
                     steps.diverged,
                 )
+
                 if draws_are_classes:
                     d_scores = local.d_sampled
                 else:
                     d_scores = local.scores
                     _sum_derivatives_by_class(loss, class_of_draw, d_sampled, num_drawn, d_scores)
                 _store_weighted_derivatives(
-                    steps.example_weights, first, last, d_scores, num_drawn, width, d_sampled_blocks
+                    steps.example_weights, start, stop, d_scores, num_drawn, width, d_sampled_blocks
                 )
 
                 context_gradients_of_draws(
@@ -474,27 +498,28 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                     pairs.classes,
                     pairs.example_ids,
                     row_begin,
-                    begin_pairs,
-                    end_pairs,
+                    pair_start,
+                    pair_stop,
                     d_embedded,
                 )
                 _convert_to_embedded_gradients(loss, contexts, norms, d_embedded)
+
             num_barriers += 1
             barrier_wait(arrived, workers, num_barriers)
             if steps.diverged[_BAD_LOSS] != 0:  # no update with a loss that is not finite
                 return
 
             # 3. gradients of classes
-            for first in range(worker * width, num_classes, workers * width):
-                last = min(first + width, num_classes)
-                gradient = local.gradients[: (last - first) * dim].reshape((last - first, dim))
+            for start in range(worker * width, num_classes, workers * width):
+                stop = min(start + width, num_classes)
+                gradient = local.gradients[: (stop - start) * dim].reshape((stop - start, dim))
                 z = shared.z[: end - begin]
                 class_gradients_of_draws(
                     shared.d_sampled,
-                    first // width,
+                    start // width,
                     BLOCK_EXAMPLES,
                     z,
-                    min(last, num_drawn) - first,
+                    min(stop, num_drawn) - start,
                     gradient,
                     local.product,
                 )
@@ -503,14 +528,16 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                     shared.d_labels,
                     pairs.offsets[begin],
                     pairs.offsets[end],
-                    first,
+                    start,
                     z,
                     gradient,
                 )
+
                 if loss.normalize:
-                    vectors = shared.class_vectors[first:last]
-                    unit_gradient(gradient, vectors, shared.class_norms[first:last])
-                ids = classes.ids[s, first:last]
+                    vectors = shared.class_vectors[start:stop]
+                    unit_gradient(gradient, vectors, shared.class_norms[start:stop])
+
+                ids = classes.ids[s, start:stop]
                 num_rejected += update_rows(
                     ids, gradient, parameters.classes, hyper_parameters, limit
                 )
@@ -518,17 +545,17 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
             # 4. gradients of features
             low = entries.offsets[begin]
             num_unique = entries.num_unique[s]
-            for first in range(worker * _BLOCK_FEATURES, num_unique, workers * _BLOCK_FEATURES):
-                last = min(first + _BLOCK_FEATURES, num_unique)
-                gradient = local.gradients[: (last - first) * dim].reshape((last - first, dim))
+            for start in range(worker * _BLOCK_FEATURES, num_unique, workers * _BLOCK_FEATURES):
+                stop = min(start + _BLOCK_FEATURES, num_unique)
+                gradient = local.gradients[: (stop - start) * dim].reshape((stop - start, dim))
                 weighted_rows(
-                    entries.feature_offsets[low + s + first : low + s + last + 1],
+                    entries.feature_offsets[low + s + start : low + s + stop + 1],
                     entries.example_ids,
                     entries.values_by_feature,
                     shared.d_embedded,
                     gradient,
                 )
-                ids = entries.unique_features[low + first : low + last]
+                ids = entries.unique_features[low + start : low + stop]
                 num_rejected += update_rows(
                     ids, gradient, parameters.inputs, hyper_parameters, limit
                 )
@@ -540,8 +567,10 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 num_rejected += update_rows(
                     parameters.intercept_id, gradient, parameters.intercept, hyper_parameters, limit
                 )
+
             if num_rejected > 0:  # several workers may do this, with the same value
                 steps.diverged[_BAD_GRADIENT] = 1
+
             num_barriers += 1
             barrier_wait(arrived, workers, num_barriers)
 

@@ -82,35 +82,44 @@ def take_steps(
     num_steps = -(-x.shape[0] // batch_size)
     if draws is None:
         draws = draw_steps(model, num_steps, seeds[0], batch_size)
-    terms = draws.terms
+
+    loss_kernel = draws.loss_kernel
     corrects_draws = not isinstance(loss, SampledLoss) or loss.properties.corrects_draws
-    if not corrects_draws and not terms.weighs_draws:
+    if not corrects_draws and not loss_kernel.weighs_draws:
         draws = draws._replace(log_counts=np.zeros_like(draws.log_counts))
+
     x = model.with_dropout(model.check_inputs(x), np.uint64(seeds[1]), first_entry)
     targets = checked_targets(labels, x.shape[0], model.num_classes, loss.label_reduction)
     label_counts = label_log_counts(model, targets, draws.ids, batch_size)
-    # the loss adds its offset to all scores: subtract it from the corrections instead
+
+    # the loss adds its offset to all scores; it is subtracted from the corrections instead
     offset = getattr(loss, "offset", 0.0)
     draws = draws._replace(log_counts=draws.log_counts - offset)
     sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
     example_weights = weights / np.repeat(sizes, sizes)
+
     settings = _loss_settings(loss)
     steps = make_step_block(
         settings, x, targets, draws, label_counts - offset, example_weights, batch_size, model
     )
     parameters = _prepare_parameters(optimizer, model, num_steps)
-    if terms.merge is None:
-        differentiate = make_row_differentiator(terms.kernel, terms.weighs_draws)
+
+    if loss_kernel.merge is None:
+        differentiate = make_row_differentiator(loss_kernel.kernel, loss_kernel.weighs_draws)
     else:
         keeps_hits = settings.keeps_label_hits or settings.keeps_other_hits
-        differentiate = make_merged_differentiator(terms.kernel, terms.merge, keeps_hits)
-    merges = terms.merge is not None and terms.adds_exponentials
+        differentiate = make_merged_differentiator(
+            loss_kernel.kernel, loss_kernel.merge, keeps_hits
+        )
+    merges = loss_kernel.merge is not None and loss_kernel.adds_exponentials
     run = make_step_runner(
         differentiate, make_row_updater(optimizer._kernel), merges and not settings.absolute
     )
-    _run_on_threads(run, steps, parameters, terms, draws.ids.shape[1])
+    _run_on_threads(run, steps, parameters, loss_kernel, draws.ids.shape[1])
+
     if isinstance(loss, SampledLoss):
         loss.require_usable_draws(steps.losses)
+
     first_examples = batch_size * np.arange(num_steps)
     means: FloatArray = np.add.reduceat(steps.losses * example_weights, first_examples)
     if steps.diverged.any() or not np.isfinite(means).all():
@@ -124,7 +133,7 @@ def _loss_settings(loss: Loss) -> LossSettings:
     """Return how a loss scores vectors, and which accidental hits it keeps."""
     draws_label = isinstance(loss, SampledLoss) and loss.properties.draws_label
     keeps_other_hits = not loss.mask_other_labels
-    # one versus all counts draws once for an example, so that hits of all its labels are alike
+    # one versus all counts a draw once for an example, so that hits of any of its labels are alike
     counts_draws_once = loss.label_reduction == "ova"
     return LossSettings(
         tau=loss.tau,
@@ -137,19 +146,25 @@ def _loss_settings(loss: Loss) -> LossSettings:
 
 
 def _run_on_threads(
-    run: Any, steps: StepBlock, parameters: TrainedParameters, terms: LossKernel, num_draws: int
+    run: Any,
+    steps: StepBlock,
+    parameters: TrainedParameters,
+    loss_kernel: LossKernel,
+    num_draws: int,
 ) -> None:
     """Call the kernel `run` on one thread, or on all threads if the steps are large enough."""
     arrived = np.zeros(1, np.int64)
-    work = steps.batch_size * num_draws * steps.workspace.z.shape[1]
-    num_workers = num_threads() if work > _MIN_PARALLEL_MULTIPLICATIONS else 1
+    num_multiplications = steps.batch_size * num_draws * steps.workspace.z.shape[1]
+    num_workers = num_threads() if num_multiplications > _MIN_PARALLEL_MULTIPLICATIONS else 1
+
     # allocate before any worker waits at a barrier, because allocation may fail
-    workspaces = [make_worker_workspace(steps, terms) for _ in range(num_workers)]
+    workspaces = [make_worker_workspace(steps, loss_kernel) for _ in range(num_workers)]
 
     def run_worker(worker: int, workers: int) -> None:
         try:
             run(steps, parameters, workspaces[worker], arrived, worker, workers)
-        except BaseException:  # release the other workers, which would wait for this one forever
+        except BaseException:
+            # release the other workers, which would otherwise wait at a barrier forever
             arrived[0] = _RELEASED_BARRIER
             raise
 
@@ -184,6 +199,7 @@ def _prepare_parameters(
             f"`learning_rate` must be within the range of {model.dtype}, got "
             f"{optimizer.learning_rate}; lower it."
         )
+
     return TrainedParameters(
         inputs=trained_rows("embedding.weights"),
         intercept=trained_rows("embedding.intercept"),
