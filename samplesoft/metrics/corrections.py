@@ -131,19 +131,22 @@ def correct_metric(
     np.float64(-0.02)
     """
     metric_by_rank = as_real_array("metric", metric, (1,))
-    size = len(metric_by_rank)
+    num_ranks = len(metric_by_rank)
     variance_weight = as_fraction("gamma", gamma)
-    targets = TargetRanks(np.arange(1, size + 1), size)
+    targets = TargetRanks(np.arange(1, num_ranks + 1), num_ranks)
     draws, without_replacement = targets._checked_draws(num_sampled, replacement)
+
     prior_weights = scale_by_power_of_two(
-        as_counts("prior", np.ones(size) if prior is None else prior, size)
+        as_counts("prior", np.ones(num_ranks) if prior is None else prior, num_ranks)
     )
     prior_weights = prior_weights / prior_weights.sum()
-    chunks_of_ranks = row_chunks((size, draws + 1), _PROBABILITIES_AT_A_TIME)
+
+    chunks_of_ranks = row_chunks((num_ranks, draws + 1), _PROBABILITIES_AT_A_TIME)
     if as_choice("method", method, ("bias-variance", "rank")) == "rank":
-        values = metric_by_rank[np.arange(draws + 1) * (size - 1) // draws]
+        values = metric_by_rank[np.arange(draws + 1) * (num_ranks - 1) // draws]
     else:
         require_memory("num_sampled", draws, 64.0 * (draws + 2) ** 2)
+
         triangle = np.empty((0, draws + 2))
         rank_pmf = np.zeros(draws + 1)
         for ranks in chunks_of_ranks:
@@ -154,23 +157,31 @@ def correct_metric(
                 * np.sqrt(prior_weights[ranks])[:, None]
             )
             triangle = np.asarray(np.linalg.qr(np.concatenate([triangle, block]), mode="r"))
-        unit = np.divide(1.0, np.sqrt(rank_pmf), out=np.zeros_like(rank_pmf), where=rank_pmf > 0.0)
-        u, s, vt = np.linalg.svd(triangle[:, :-1] * unit, full_matrices=False)
-        is_nonzero = s > np.finfo(np.float64).eps * size
+
+        # 1 / sqrt(probability of each sampled rank), or 0 if the rank is impossible
+        scaling = np.divide(
+            1.0, np.sqrt(rank_pmf), out=np.zeros_like(rank_pmf), where=rank_pmf > 0.0
+        )
+        u, s, vt = np.linalg.svd(triangle[:, :-1] * scaling, full_matrices=False)
+
+        is_nonzero = s > np.finfo(np.float64).eps * num_ranks
         factor = np.divide(
             s,
             (1.0 - variance_weight) * s**2 + variance_weight,
             out=np.zeros_like(s),
             where=is_nonzero,
         )
-        values = unit * (vt.T @ (factor * (u.T @ triangle[:, -1])))
-    bias = np.empty(size)
-    variance = np.empty(size)
+        values = scaling * (vt.T @ (factor * (u.T @ triangle[:, -1])))
+
+    bias = np.empty(num_ranks)
+    variance = np.empty(num_ranks)
+
     for ranks in chunks_of_ranks:
         distributions = rank_distributions(targets, ranks, draws, without_replacement)
         mean = distributions @ values
         bias[ranks] = mean - metric_by_rank[ranks]
         variance[ranks] = np.einsum("ri,ri->r", distributions, (values - mean[:, None]) ** 2)
+
     return MetricCorrection(values, bias, variance)
 
 
@@ -231,6 +242,7 @@ def estimate_rank_distribution(
     """
     observed = scale_by_power_of_two(as_counts("counts", counts, remedy="count the sampled ranks"))
     observed = observed / observed.sum()
+
     tolerance = as_positive("tol", tol)
     size = as_count("num_candidates", num_candidates)
     m = len(observed) - 1
@@ -240,10 +252,12 @@ def estimate_rank_distribution(
             f"`counts` must have shape (m + 1,), for m from 1 draw to all of the {size - 1} "
             f"negatives, got {observed.shape}; with replacement m may be larger."
         )
+
     targets = TargetRanks(np.arange(1, size + 1), size)
     draws, without_replacement = targets._checked_draws(m, replacement)
     require_memory("num_candidates", size, 8.0 * size * (draws + 1))
     distributions = rank_distributions(targets, slice(None), draws, without_replacement)
+
     estimate = np.full(size, 1.0 / size)
     for _ in range(5000):
         ratio = np.divide(
@@ -255,4 +269,5 @@ def estimate_rank_distribution(
         if gradient.max() <= 1.0 + tolerance:
             break
         estimate *= gradient
+
     return estimate

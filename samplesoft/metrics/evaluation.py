@@ -114,23 +114,30 @@ def evaluate(
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
     normalize = as_flag("normalize", normalize)
     absolute = as_flag("absolute", absolute)
-    if normalize:  # normalise all contexts at once, so that an error names the right row of `h`
+    if normalize:
+        # normalise all contexts at once, so that an error names the right row of `h`
         contexts, _ = unit_rows("h", contexts.copy())
+
     targets = checked_targets(labels, len(contexts), rows.shape[0])
     sizes = sorted({checked_k(size, rows.shape[0]) for size in np.atleast_1d(as_array("k", k))})
+
     model: dict[str, Any] = {"tau": tau, "normalize": normalize, "absolute": absolute}
     loss = FullSoftmaxLoss(**model, reduction="sum")
+
     sliceable: Any = targets.labels
     if targets.example_ids is not None:  # not all sparse matrices can be sliced
         sliceable = as_csr("labels", labels)
     example_ids = targets.rows(np.arange(len(contexts)))  # index of the example of each label
+
     total = 0.0
     counts_by_position = np.zeros(max(sizes, default=0))  # number of labels at each position
+
     for chunk in chunks(len(contexts), as_count("batch_size", batch_size)):
         value, _ = loss.forward(contexts[chunk], rows, sliceable[chunk], biases=biases)
         total += value
         if not sizes:
             continue
+
         pairs = slice(*np.searchsorted(example_ids, [chunk.start, chunk.stop]))
         chunk_example_ids = example_ids[pairs] - chunk.start
         chunk_labels = targets.labels[pairs]
@@ -142,6 +149,7 @@ def evaluate(
             len(counts_by_position),
             rows.shape[0],
         )
+
     return make_evaluation(
         total / len(contexts), counts_by_position, sizes, len(example_ids), len(contexts)
     )
@@ -167,14 +175,18 @@ def count_labels_by_position(
     if length < num_classes:
         tie_is_cut = scores[:, length - 1] == scores[:, length]
     has_full_ties = ~tie_is_cut[example_ids]
+
     counts_by_position = _count_by_position(
         ids, scores, example_ids[has_full_ties], labels[has_full_ties], length
     )
-    for b in np.flatnonzero(tie_is_cut):  # get all classes, because the length of the tie is needed
+
+    # for a list that ends within a tie, get all classes, because the length of the tie is needed
+    for b in np.flatnonzero(tie_is_cut):
         context_labels = labels[example_ids == b]
         ids, scores = top_k(contexts[b : b + 1], num_classes)
         first_context = np.zeros(len(context_labels), np.int64)
         counts_by_position += _count_by_position(ids, scores, first_context, context_labels, length)
+
     return counts_by_position
 
 
@@ -191,8 +203,8 @@ def _count_by_position(
     num_better = (pair_scores > label_score).sum(axis=1)
     num_equal = (pair_scores == label_score).sum(axis=1)
     counts_by_position = np.zeros(length)
-    for first, size in zip(num_better.tolist(), num_equal.tolist(), strict=True):
-        counts_by_position[first : first + size] += 1.0 / size
+    for start, size in zip(num_better.tolist(), num_equal.tolist(), strict=True):
+        counts_by_position[start : start + size] += 1.0 / size
     return counts_by_position
 
 

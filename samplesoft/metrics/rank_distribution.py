@@ -77,6 +77,7 @@ def _write_pmf_with_ties(
     better_pmf = np.empty(draws + 1)
     tied_pmf = np.empty(draws + 1)
     write_pmf(draws, better, tied + worse, without_replacement, better_pmf)
+
     for b in range(draws + 1):
         if better_pmf[b] > 0.0:
             write_pmf(draws - b, tied, worse, without_replacement, tied_pmf)
@@ -104,18 +105,22 @@ def write_pmf(
         low = max(0, draws - int(worse))
         high = min(draws, int(better))
         step = 1.0
+
     if low > high:
         return
+
     # The naive formula, exp of a difference of log-factorials, loses seven digits for factorials of
     # 1e6. So start with 1 near the mode, multiply by the ratios of neighbouring probabilities, and
     # divide by the sum. All terms are positive, so that no digits are lost.
     mean = draws * (better / (better + worse)) if better > 0.0 else 0.0
     start = min(max(int(mean), low), high)
     pmf[start] = 1.0
+
     for b in range(start, high):
         pmf[b + 1] = pmf[b] * _pmf_ratio(b, draws, better, worse, step)
     for b in range(start - 1, low - 1, -1):
         pmf[b] = pmf[b + 1] / _pmf_ratio(b, draws, better, worse, step)
+
     pmf[low : high + 1] /= pmf[low : high + 1].sum()
 
 
@@ -125,6 +130,6 @@ def _pmf_ratio(b: int, draws: int, better: float, worse: float, step: float) -> 
 
     `step` is the mass that a draw removes: 1 without replacement, else 0.
     """
-    up = (draws - b) * (better - step * b)
-    down = (b + 1) * (worse - step * (draws - b - 1))
-    return up / down
+    numerator = (draws - b) * (better - step * b)
+    denominator = (b + 1) * (worse - step * (draws - b - 1))
+    return numerator / denominator

@@ -110,6 +110,7 @@ def ranking_scores(
     if not sparse.issparse(labels):
         labels = sparse.csr_array(as_real_array("labels", labels, (2,)))
     labels = as_csr("labels", labels)
+
     id_array = as_array("ids", ids)
     if id_array.ndim != 2 or len(id_array) != labels.shape[0]:
         raise ValueError(
@@ -117,32 +118,38 @@ def ranking_scores(
             f"`labels`, got {id_array.shape}."
         )
     lists: IntArray = as_ids("ids", id_array.ravel(), labels.shape[1]).reshape(id_array.shape)
+
     sorted_lists = np.sort(lists, axis=1)
     if (sorted_lists[:, 1:] == sorted_lists[:, :-1]).any():
         raise ValueError("`ids` must hold distinct classes in each list, got one of them twice.")
+
     sizes = [as_count("k", size) for size in np.atleast_1d(as_array("k", k))]
     if not sizes or max(sizes) > lists.shape[1]:
         raise ValueError(
             f"`k` must hold lengths from 1 to {lists.shape[1]}, that of the lists, got {sizes}."
         )
+
     labels.sum_duplicates()
     labels.eliminate_zeros()
-    inverse_propensities = (
-        None if propensities is None else _inverse_propensities(propensities, labels.shape[1])
-    )
+    inverse_propensities = None
+    if propensities is not None:
+        inverse_propensities = _inverse_propensities(propensities, labels.shape[1])
+
     counts = np.diff(labels.indptr)
     rows = np.flatnonzero(counts)
     if not len(rows):
         raise ValueError("`labels` must hold a label for some example, got none.")
+
     labels_of_rows = [labels.indices[labels.indptr[b] : labels.indptr[b + 1]] for b in rows]
     lists = lists[rows]
     counts = counts[rows]
     hits = np.array(
         [np.isin(ids, row_labels) for ids, row_labels in zip(lists, labels_of_rows, strict=True)]
     )
+
     discounts = 1.0 / np.log2(np.arange(2, lists.shape[1] + 2))
-    ideal = np.cumsum(discounts)  # the sum for a list that contains only labels, by its length
-    scores = {}
+    # the sum for a list that contains only labels, by the length of the list
+    ideal = np.cumsum(discounts)
     if inverse_propensities is not None:
         # at each position of the lists: 1 / propensity if it is a label, and its largest value
         gains = np.where(hits, inverse_propensities[lists], 0.0)
@@ -150,6 +157,8 @@ def ranking_scores(
         for b, row_labels in enumerate(labels_of_rows):
             rarest = np.sort(inverse_propensities[row_labels])[::-1][: lists.shape[1]]
             largest_gains[b, : len(rarest)] = rarest
+
+    scores = {}
     for size in sizes:
         hits_at_k = hits[:, :size]
         num_hits = hits_at_k.sum(axis=1)
@@ -157,8 +166,10 @@ def ranking_scores(
         scores[f"recall_at_{size}"] = float(np.mean(num_hits / counts))
         ideal_dcg = ideal[np.minimum(counts, size) - 1]
         scores[f"ndcg_at_{size}"] = float(np.mean(hits_at_k @ discounts[:size] / ideal_dcg))
-        if inverse_propensities is not None:  # a ratio of sums over all lists, not a mean of ratios
+        if inverse_propensities is not None:
+            # a ratio of sums over all lists, not a mean of ratios
             scores[f"psp_at_{size}"] = float(gains[:, :size].sum() / largest_gains[:, :size].sum())
+
     return scores
 
 
@@ -220,9 +231,11 @@ def propensities(
         raise ValueError(
             f"`counts` must be at least 0, got {label_counts.min()}; count the labels again."
         )
+
     size = as_count("num_examples", num_examples, MIN_EXAMPLES)
     a = as_positive("a", a)
     b = as_positive("b", b)
+
     # as one power, because C and the other power may be out of range where their product is not
     with np.errstate(over="ignore", under="ignore"):
         odds_missing = (np.log(size) - 1.0) * ((b + 1.0) / (label_counts + b)) ** a

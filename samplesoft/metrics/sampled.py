@@ -110,25 +110,32 @@ def sampled_metrics(
     sizes = sorted({as_count("k", size) for size in np.atleast_1d(as_array("k", k))})
     if not sizes:
         raise ValueError("`k` must hold lengths of lists, got none.")
+
     first_items = targets._first_items
     num_relevant = targets._num_relevant
     index_in_example = targets._index_in_example
+
     metric_columns = [(size, name) for size in sizes for name in METRICS]
     list_ranks = np.arange(1, min(sizes[-1], draws + int(num_relevant.max())) + 1)
     gain_table = np.array([rank_metric(name, size, list_ranks) for size, name in metric_columns])
+
     # gains of the best item of an example, and of the other items, which MRR does not count
     gain_tables = np.stack([gain_table, gain_table])
     gain_tables[1, 3::4] = 0.0
+
     # largest possible sum of gains over the relevant items
     ideal = np.cumsum(1.0 / np.log2(1.0 + list_ranks))
     ones = np.ones(len(first_items))
     ideal_dcg = [ideal[np.minimum(num_relevant, size) - 1] for size in sizes]
     scales = np.array([row for dcg in ideal_dcg for row in (num_relevant, ones, dcg, ones)])
+
     gains = np.array([rank_metric(name, size, targets.ranks) for size, name in metric_columns])
     gains[3::4] *= index_in_example == 0
+
     item_offsets = np.append(first_items, len(index_in_example))
     negative_mass = targets.better + targets.tied + targets.worse
     tie_sizes = targets._tie_sizes()
+
     with_ties = np.flatnonzero((tie_sizes > 0) & (targets.num_tied > 0))
     if len(with_ties):
         # among all candidates a list may be longer than among the draws
@@ -143,68 +150,63 @@ def sampled_metrics(
             targets.num_tied,
             gain_table,
         )
+
     tied_before = np.append(0.0, targets.tied[:-1])
-    between = np.where(
+    masses_between = np.where(
         index_in_example > 0, targets._differences_to_previous_item(targets.better), targets.better
     )
     new_group = (index_in_example > 0) & ~targets._ties_with_previous
-    between[new_group] = np.maximum(between[new_group] - tied_before[new_group], 0.0)
-    ties = np.where(targets._ties_with_previous, 0.0, targets.tied)
+    masses_between[new_group] = np.maximum(masses_between[new_group] - tied_before[new_group], 0.0)
+    tie_masses = np.where(targets._ties_with_previous, 0.0, targets.tied)
+
     mean, variance = _gain_moments(
         item_offsets,
-        between,
+        masses_between,
         targets.worse,
         draws,
         without_replacement,
         gain_tables,
-        ties,
+        tie_masses,
         tie_sizes,
     )
+
     # AUC is a mean over the draws, in which a draw that is worse than j of the R items counts j / R
     num_relevant_of_item = np.repeat(num_relevant, num_relevant)
-    auc = (
-        1.0
-        - np.add.reduceat((targets.better + targets.tied / 2) / negative_mass, first_items)
-        / num_relevant
-    )
-    auc_squares = (
-        between * (index_in_example / num_relevant_of_item - np.repeat(auc, num_relevant)) ** 2
-    )
-    auc_squares += (
-        ties
-        * ((index_in_example + tie_sizes / 2) / num_relevant_of_item - np.repeat(auc, num_relevant))
-        ** 2
-    )
+    better_fractions = (targets.better + targets.tied / 2) / negative_mass
+    auc = 1.0 - np.add.reduceat(better_fractions, first_items) / num_relevant
+    auc_of_item = np.repeat(auc, num_relevant)
+    auc_squares = masses_between * (index_in_example / num_relevant_of_item - auc_of_item) ** 2
+    worse_fractions = (index_in_example + tie_sizes / 2) / num_relevant_of_item
+    auc_squares += tie_masses * (worse_fractions - auc_of_item) ** 2
     auc_squares = (
         np.add.reduceat(auc_squares, first_items)
         + targets.worse[item_offsets[1:] - 1] * (1.0 - auc) ** 2
     )
-    finite_population_factor = (
-        (negative_mass[first_items] - draws) / np.maximum(negative_mass[first_items] - 1.0, 1.0)
-        if without_replacement
-        else ones
-    )
-    fraction_better = (
-        np.add.reduceat(
-            (targets._num_better_negatives + targets.num_tied / 2) / targets._num_negatives,
-            first_items,
+
+    finite_population_factor = ones
+    if without_replacement:
+        finite_population_factor = (negative_mass[first_items] - draws) / np.maximum(
+            negative_mass[first_items] - 1.0, 1.0
         )
-        / num_relevant
-    )
-    full = [*np.add.reduceat(gains, first_items, axis=1) / scales, 1.0 - fraction_better]
-    moments = (
-        [*mean / scales, auc],
-        [
-            *variance / scales**2,
-            auc_squares * finite_population_factor / negative_mass[first_items] / draws,
-        ],
-    )
+    auc_variance = auc_squares * finite_population_factor / negative_mass[first_items] / draws
+
+    # among all candidates
+    num_better = targets._num_better_negatives + targets.num_tied / 2  # a tie counts as one half
+    better_fractions = num_better / targets._num_negatives
+    full_auc = 1.0 - np.add.reduceat(better_fractions, first_items) / num_relevant
+    full = [*np.add.reduceat(gains, first_items, axis=1) / scales, full_auc]
+    expected = [*mean / scales, auc]
+    variances = [*variance / scales**2, auc_variance]
+
     names = [f"{name}@{size}" for size, name in metric_columns] + ["auc"]
-    sampled = [f"sampled_{name}" for name in names]
+    sampled_names = [f"sampled_{name}" for name in names]
     return SampledMetrics(
         {name: float(row.mean()) for name, row in zip(names, full, strict=True)},
-        {name: float(row.mean()) for name, row in zip(sampled, moments[0], strict=True)},
-        {name: float(row.mean() / len(row)) for name, row in zip(sampled, moments[1], strict=True)},
+        {name: float(row.mean()) for name, row in zip(sampled_names, expected, strict=True)},
+        {
+            name: float(row.mean() / len(row))
+            for name, row in zip(sampled_names, variances, strict=True)
+        },
     )
 
 
@@ -227,12 +229,12 @@ def _average_over_ties(
     (C, L) has the gains at the ranks 1, ..., L. Every fourth metric is MRR, which counts only the
     best item of an example.
     """
-    columns, length = table.shape
+    num_metrics, length = table.shape
     for p in with_ties:
         tie_size = tie_sizes[p] + num_tied[p]
         first_position = index_in_example[p] + num_better[p]
         num_listed = max(0, min(tie_size, length - first_position))
-        for c in range(columns):
+        for c in range(num_metrics):
             mean = 0.0
             if c % 4 < 3:
                 for j in range(num_listed):
@@ -240,6 +242,7 @@ def _average_over_ties(
                 for i in range(tie_sizes[p]):
                     gains[c, p + i] = mean / tie_size
                 continue
+
             if index_in_example[p] == 0:
                 # P(the first of the r relevant items in a tie of N is at position j + 1)
                 probability = tie_sizes[p] / tie_size
@@ -254,7 +257,7 @@ def _average_over_ties(
 @njit
 def _gain_moments(
     item_offsets: IntArray,
-    between: FloatArray,
+    masses_between: FloatArray,
     worse: FloatArray,
     draws: int,
     without_replacement: bool,
@@ -266,42 +269,50 @@ def _gain_moments(
 
     There are C metrics, B examples and P items. Example e has the items ``item_offsets[e]`` to
     ``item_offsets[e + 1] - 1``, the best first. A mass is a number of negatives, or the probability
-    of drawing them: `between` (P,) is the mass of the negatives between an item and the previous
-    one, and `worse` (P,) the mass of all negatives after the item. `gain_tables` (2, C, L) has the
-    gains at the ranks 1, ..., L, first for the best item of an example, then for the other items.
+    of drawing them: `masses_between` (P,) is the mass of the negatives between an item and the
+    previous one, and `worse` (P,) the mass of all negatives after the item. `gain_tables` (2, C, L)
+    has the gains at the ranks 1, ..., L, first for the best item of an example, then for the other
+    items.
     At the first item of each tie, `tie_masses` (P,) is the mass of the negatives in the tie, and
     `tie_sizes` (P,) its number of relevant items. At all other items both are 0.
     """
-    _, columns, length = gain_tables.shape
-    means = np.zeros((columns, len(item_offsets) - 1))
-    variances = np.zeros((columns, len(item_offsets) - 1))
+    _, num_metrics, length = gain_tables.shape
+    means = np.zeros((num_metrics, len(item_offsets) - 1))
+    variances = np.zeros((num_metrics, len(item_offsets) - 1))
     pmf = np.empty(draws + 1)
     for e in range(len(item_offsets) - 1):
         depth = min(item_offsets[e + 1] - item_offsets[e], length)  # no list reaches later items
+
         # at [c, b]: mean and variance of the sum of gains of items j, j + 1, ... in metric c, if b
         # draws are better than item j
-        means_after = np.zeros((columns, length))
-        variances_after = np.zeros((columns, length))
+        means_after = np.zeros((num_metrics, length))
+        variances_after = np.zeros((num_metrics, length))
+
         j = depth
         while j >= 0:  # item 0 is the start of the list, before all items
-            means_at_j = np.zeros((columns, length))
-            variances_at_j = np.zeros((columns, length))
-            start = j  # the first item of the tie of item j
-            while start > 0 and tie_sizes[item_offsets[e] + start - 1] == 0:
-                start -= 1
-            is_tied = j > 0 and tie_masses[item_offsets[e] + start - 1] > 0.0
+            means_at_j = np.zeros((num_metrics, length))
+            variances_at_j = np.zeros((num_metrics, length))
+            tie_start = j  # the first item of the tie of item j
+            while tie_start > 0 and tie_sizes[item_offsets[e] + tie_start - 1] == 0:
+                tie_start -= 1
+            is_tied = j > 0 and tie_masses[item_offsets[e] + tie_start - 1] > 0.0
             min_rank = 1 if is_tied else j
+
             for b in range(min(length - min_rank, draws) + 1 if j > 0 else 1):
                 if j < depth:
                     p = item_offsets[e] + j
                     write_pmf(
-                        draws - b, between[p], tie_masses[p] + worse[p], without_replacement, pmf
+                        draws - b,
+                        masses_between[p],
+                        tie_masses[p] + worse[p],
+                        without_replacement,
+                        pmf,
                     )
                     # no list reaches item j + 1 if this many draws or more come between j and j + 1
                     num_listed = min(length - j - b, draws - b + 1)
                     num_listed = max(num_listed, 0)
                     prob_unlisted = pmf[num_listed : draws - b + 1].sum()
-                    for c in range(columns):
+                    for c in range(num_metrics):
                         mean = 0.0
                         for d in range(num_listed):
                             mean += pmf[d] * means_after[c, b + d]
@@ -314,12 +325,13 @@ def _gain_moments(
                         variances_at_j[c, b] = variance
                 if j > 0 and not is_tied:
                     means_at_j[:, b] += gain_tables[min(j - 1, 1), :, j + b - 1]
+
             if is_tied:
-                p = item_offsets[e] + start - 1
+                p = item_offsets[e] + tie_start - 1
                 means_at_j, variances_at_j = _gain_moments_of_tie(
                     means_at_j,
                     variances_at_j,
-                    start,
+                    tie_start,
                     j,
                     tie_sizes[p],
                     tie_masses[p],
@@ -328,12 +340,15 @@ def _gain_moments(
                     without_replacement,
                     gain_tables,
                 )
-                j = start
+                j = tie_start
+
             means_after = means_at_j
             variances_after = variances_at_j
             j -= 1
+
         means[:, e] = means_after[:, 0]
         variances[:, e] = variances_after[:, 0]
+
     return means, variances
 
 
@@ -341,8 +356,8 @@ def _gain_moments(
 def _gain_moments_of_tie(
     means_after: FloatArray,
     variances_after: FloatArray,
-    start: int,
-    last: int,
+    first_item: int,
+    last_item: int,
     tie_size: int,
     tied: float,
     worse: float,
@@ -352,29 +367,33 @@ def _gain_moments_of_tie(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the means and variances (C, L) of the sum of gains from the first item of a tie on.
 
-    The second axis is the number of draws that are better than the tie. Items `start` to `last` of
-    an example, counted from 1, tie with each other and with negatives of mass `tied`. The tie has
-    `tie_size` items, but no list reaches those after `last`. `means_after` and `variances_after`
-    (C, L) are the moments of the sum of gains of the items after the tie.
+    The second axis is the number of draws that are better than the tie. Items `first_item` to
+    `last_item` of an example, counted from 1, tie with each other and with negatives of mass
+    `tied`. The tie has `tie_size` items, but no list reaches those after `last_item`. `means_after`
+    and `variances_after` (C, L) are the moments of the sum of gains of the items after the tie.
     """
-    _, columns, length = gain_tables.shape
+    _, num_metrics, length = gain_tables.shape
     # at [c, b, t]: moments of the sum of gains of the current and all later items in metric c, if b
     # draws come before the current position, and t draws of the tie are still to come
-    means_in_tie = np.zeros((columns, length, draws + 1))
-    variances_in_tie = np.zeros((columns, length, draws + 1))
+    means_in_tie = np.zeros((num_metrics, length, draws + 1))
+    variances_in_tie = np.zeros((num_metrics, length, draws + 1))
+
     for b in range(length):
         for t in range(draws + 1):
             if b + t < length:
                 means_in_tie[:, b, t] = means_after[:, b + t]
                 variances_in_tie[:, b, t] = variances_after[:, b + t]
+
     probability = np.empty(draws + 1)
-    for item in range(last, start - 1, -1):
-        num_left = tie_size - (item - start)  # number of relevant items in the tie from `item` on
+    for item in range(last_item, first_item - 1, -1):
+        # number of relevant items in the tie from `item` on
+        num_left = tie_size - (item - first_item)
         if num_left == 1:  # the most frequent case, in which this method is ten times as fast
             _add_last_item_of_tie(
                 means_in_tie, variances_in_tie, gain_tables[min(item - 1, 1)], item
             )
             continue
+
         new_means = np.zeros(means_in_tie.shape)
         new_variances = np.zeros(means_in_tie.shape)
         for t in range(draws + 1):
@@ -385,7 +404,7 @@ def _gain_moments_of_tie(
             for b in range(length):
                 num_listed = max(0, min(t + 1, length - item - b + 1))
                 prob_unlisted = max(0.0, 1.0 - probability[:num_listed].sum())
-                for c in range(columns):
+                for c in range(num_metrics):
                     mean = 0.0
                     for x in range(num_listed):
                         gain = gain_tables[min(item - 1, 1), c, item + b + x - 1]
@@ -401,12 +420,14 @@ def _gain_moments_of_tie(
                     new_variances[c, b, t] = variance
         means_in_tie = new_means
         variances_in_tie = new_variances
-    means_before = np.zeros((columns, length))
-    variances_before = np.zeros((columns, length))
+
+    means_before = np.zeros((num_metrics, length))
+    variances_before = np.zeros((num_metrics, length))
     pmf = np.empty(draws + 1)
-    for b in range(min(length - start, draws) + 1):
+
+    for b in range(min(length - first_item, draws) + 1):
         write_pmf(draws - b, tied, worse, without_replacement, pmf)
-        for c in range(columns):
+        for c in range(num_metrics):
             mean = 0.0
             for t in range(draws - b + 1):
                 mean += pmf[t] * means_in_tie[c, b, t]
@@ -416,6 +437,7 @@ def _gain_moments_of_tie(
                 variance += pmf[t] * (variances_in_tie[c, b, t] + deviation * deviation)
             means_before[c, b] = mean
             variances_before[c, b] = variance
+
     return means_before, variances_before
 
 
@@ -429,20 +451,21 @@ def _add_last_item_of_tie(
     tie do not depend on this position. `means_in_tie` and `variances_in_tie` (C, L, m + 1) are the
     moments, as in `_gain_moments_of_tie`. `gain_table` (C, L) has the gains by rank.
     """
-    columns, length, num = means_in_tie.shape
+    num_metrics, length, num_counts = means_in_tie.shape
+
     for b in range(length):
-        first = item + b - 1  # index in `gain_table` of the item's first possible rank
-        for c in range(columns):
+        first_index = item + b - 1  # index in `gain_table` of the item's first possible rank
+        for c in range(num_metrics):
             # mean of the gains at the positions so far, and sum of squared deviations from it
             center = 0.0
             squares = 0.0
             num_listed = 0
-            for t in range(num):
-                if first + t < length:
+            for t in range(num_counts):
+                if first_index + t < length:
                     num_listed += 1
-                    deviation = gain_table[c, first + t] - center
+                    deviation = gain_table[c, first_index + t] - center
                     center += deviation / num_listed
-                    squares += deviation * (gain_table[c, first + t] - center)
+                    squares += deviation * (gain_table[c, first_index + t] - center)
                 mean = center * num_listed / (t + 1)
                 squared_deviations = (
                     squares + num_listed * (center - mean) ** 2 + (t + 1 - num_listed) * mean * mean

@@ -83,10 +83,10 @@ class TargetRanks:
         tied: ArrayLike | None = None,
     ) -> None:
         rank_array = as_ranks(ranks)
-        of = "candidates"
         num_candidates_array = as_labels(
-            "num_candidates", num_candidates, LARGEST_COUNT, rank_array.shape, of=of
+            "num_candidates", num_candidates, LARGEST_COUNT, rank_array.shape, of="candidates"
         )
+
         example_ids = np.arange(len(rank_array))
         if examples is not None:
             example_ids = as_labels(
@@ -103,30 +103,35 @@ class TargetRanks:
         self.examples = example_ids[order]
         self.num_tied = num_tied_array[order]
         self.uniform = better is None
+
         self._first_items = np.flatnonzero(np.diff(self.examples, prepend=-1))
         # number of relevant items of each example
         self._num_relevant = np.diff(self._first_items, append=len(order))
         # index of an item among the relevant items of its example, from 0
         offsets = np.repeat(self._first_items, self._num_relevant)
         self._index_in_example = np.arange(len(order)) - offsets
-        above = self.ranks - 1 - self._index_in_example
-        self._num_better_negatives = above
+
+        num_better = self.ranks - 1 - self._index_in_example
+        self._num_better_negatives = num_better
         self._num_negatives = self.num_candidates - np.repeat(
             self._num_relevant, self._num_relevant
         )
-        self.better = above.astype(np.float64)
+        self.better = num_better.astype(np.float64)
         self.tied = self.num_tied.astype(np.float64)
-        self.worse = 1.0 * (self._num_negatives - above - self.num_tied)
+        self.worse = 1.0 * (self._num_negatives - num_better - self.num_tied)
+
         invalid = (self.worse < 0.0) | (
             self._differences_to_previous_item(self.num_candidates) != 0
         )
+
         # relevant items of equal score have the same numbers of better and of tied negatives
-        above_steps = self._differences_to_previous_item(above)
+        better_steps = self._differences_to_previous_item(num_better)
         tied_before = np.append(0, self.num_tied[:-1])
-        same_tie = (above_steps == 0) & (self._differences_to_previous_item(self.num_tied) == 0)
+        same_tie = (better_steps == 0) & (self._differences_to_previous_item(self.num_tied) == 0)
         self._ties_with_previous = (self._index_in_example > 0) & same_tie & (self.num_tied > 0)
-        invalid |= (self._index_in_example > 0) & ~same_tie & (above_steps < tied_before)
-        invalid |= above_steps < 0
+        invalid |= (self._index_in_example > 0) & ~same_tie & (better_steps < tied_before)
+        invalid |= better_steps < 0
+
         if better is not None:
             better_mass = _as_probabilities("better", better, order)
             self.better = better_mass
@@ -135,6 +140,7 @@ class TargetRanks:
                 self.tied = _as_probabilities("tied", tied, order)
             self.worse = np.maximum(1.0 - self.better - self.tied, 0.0)
             invalid |= self._differences_to_previous_item(self.better) < 0.0
+
         if invalid.any():
             raise ValueError(
                 "`ranks` of an example must be distinct and at most its one `num_candidates`, with "
@@ -212,11 +218,13 @@ def target_ranks(
     rows = as_float_rows("scores", scores)
     relevant = checked_leave_out(as_csr("labels", labels), rows.shape, "labels")
     excluded = checked_leave_out(leave_out, rows.shape)
+
     n = rows.shape[1]
     masses = scale_by_power_of_two(as_counts("q", np.ones(n) if q is None else q, n))
     masses = np.tile(masses, (len(rows), 1))
     if excluded is not None:
         masses[excluded.nonzero()] = _EXCLUDED_MASS
+
     examples, items = (ids.astype(np.int64) for ids in relevant.nonzero())
     num_left_out = int(np.sum(masses[examples, items] == _EXCLUDED_MASS))
     if not len(items) or num_left_out:
@@ -225,12 +233,14 @@ def target_ranks(
             f"{len(items)} relevant items, and {num_left_out} that are left out."
         )
     masses[examples, items] = _RELEVANT_MASS
+
     ranks, num_tied, better, tied = _rank_items(rows, masses, examples, items)
     if np.isnan(better).any():
         raise ValueError(
             "`scores` must have a negative that can be drawn in each row with a label, got none in "
             f"row {examples[np.argmax(np.isnan(better))]}; leave out its labels."
         )
+
     num_candidates = np.sum(masses != _EXCLUDED_MASS, axis=1)[examples]
     if q is None:
         return TargetRanks(ranks, num_candidates, examples, num_tied=num_tied)
@@ -280,6 +290,7 @@ def _rank_items(
         better_mass = 0.0
         tied_mass = 0.0
         total_mass = 0.0
+
         for c in range(len(row)):
             if mass[c] != _EXCLUDED_MASS:
                 is_negative = mass[c] != _RELEVANT_MASS
@@ -294,6 +305,7 @@ def _rank_items(
                     tied_mass += mass[c]
                 elif row[c] == row[i] and c < i:
                     rank += 1
+
         ranks[p] = rank
         better[p] = better_mass / total_mass
         tied[p] = tied_mass / total_mass

@@ -12,7 +12,8 @@ from samplesoft.training.checkpoint import Arrays
 from samplesoft.training.loop import Callback, Progress
 from samplesoft.training.task import Task
 
-_CHUNK_VALUES = 1 << 16  # values that are averaged at a time, few enough for the processor's cache
+# values that are averaged at a time, few enough for the processor's cache
+_CHUNK_VALUES = 1 << 16
 _DECAY_EXPONENT = 3.0  # in an average, the weight of epoch t is about proportional to t**3
 
 
@@ -52,10 +53,11 @@ class Average(Callback):
     def add(self, parameters: Arrays) -> None:
         """Add the parameters of another epoch to the average."""
         self._epochs += 1
-        # section 4 of the paper with eta = 3; the first weight is 1, so that initial values vanish
+        # section 4 of the paper with eta = 3; the first weight is 1, which replaces initial values
         weight = (_DECAY_EXPONENT + 1.0) / (_DECAY_EXPONENT + self._epochs)
         for name, array in self.parameters.items():
-            mean, new = array.reshape(-1), parameters[name].reshape(-1)
+            mean = array.reshape(-1)
+            new = parameters[name].reshape(-1)
             # in chunks, because a temporary array as large as the parameter takes too much memory
             for chunk in chunks(len(mean), _CHUNK_VALUES):
                 mean[chunk] += mean.dtype.type(weight) * (new[chunk] - mean[chunk])
@@ -105,7 +107,9 @@ class Score(Callback):
         tolerance: float = 0.0,
         average: Average | None = None,
     ) -> None:
-        self._score, self._tolerance, self._average = score, tolerance, average
+        self._score = score
+        self._tolerance = tolerance
+        self._average = average
         self.scores: list[float] = []
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
@@ -185,7 +189,9 @@ class EpochBar(Callback):
     """
 
     def __init__(self, epochs: int, score_name: str, score: Score | None) -> None:
-        self._epochs, self._name, self._score = epochs, score_name, score
+        self._epochs = epochs
+        self._name = score_name
+        self._score = score
 
     def __enter__(self) -> EpochBar:
         self._bar = progress_bar(True, each=True, total=self._epochs, unit="epoch", desc="fit")

@@ -117,10 +117,12 @@ def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
                 f"array {name!r} of a checkpoint must hold numbers, got dtype {array.dtype}; "
                 "leave Python objects out, or convert them."
             )
+
     about = {"format": FORMAT, "config": checkpoint.config, "values": checkpoint.values}
     # reject NaN, which is not valid JSON, and which other programs could not read
     text = json.dumps(about, allow_nan=False)
     arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
+
     with explain_write_errors(path), draft_path(path) as draft, open(draft, "w+b") as stream:
         # as bytes, because NumPy stores text in four bytes a character
         np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
@@ -128,6 +130,7 @@ def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
         # the checksums of the zip format are of single arrays, and cannot detect a missing array
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         stream.write(_CHECKSUM_MARK + digest.encode())
+
     return draft
 
 
@@ -175,10 +178,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         _require_checksum(stream)
         archive = ArrayArchive(path, stream)
         about = read_json(archive.read(["about"])["about"].tobytes())
-        config, values = about["config"], about["values"]
+        config = about["config"]
+        values = about["values"]
         names = [name for name in archive.names if name.startswith(_ARRAY)]
         # do not read arrays of another format, which may have any meaning and size
         arrays = archive.read(names) if about["format"] == FORMAT else {}
+
     if about["format"] != FORMAT:
         raise ValueError(
             f"{str(path)!r} is a checkpoint of format {short_repr(about['format'])}, and this "
@@ -186,6 +191,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             f"of samplesoft reads format {FORMAT}; use the version that wrote it, or train anew in "
             "another folder."
         )
+
     by_name = {name.removeprefix(_ARRAY): array for name, array in arrays.items()}
     return Checkpoint(config, values, by_name)
 
@@ -202,7 +208,8 @@ def open_checkpoint(path: str | Path, model: str | None = None) -> Iterator[Chec
     try:
         stored_model = checkpoint.config.get("model")
         if model not in (None, stored_model):
-            shown_model, reader = stored_model, "what wrote it"
+            shown_model = stored_model
+            reader = "what wrote it"
             if stored_model is None:
                 shown_model = "a run of samplesoft train"
                 reader = "samplesoft.training.read_linear_softmax"
@@ -254,14 +261,16 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 def require_config(
     path: str | Path, stored: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
-    """Raise ValueError if stored settings differ from the expected; it names all that differ."""
-    # stored settings have been through JSON: convert the expected settings in the same way
-    old, new = _flatten(stored), _flatten(plain(expected))
+    """Raise a ValueError that names all stored settings that differ from the expected ones."""
+    # stored settings were converted by JSON; convert the expected settings in the same way
+    old = _flatten(stored)
+    new = _flatten(plain(expected))
     different = [
         f"{name} = {_repr_or_absent(old, name)} (asked for: {_repr_or_absent(new, name)})"
         for name in dict.fromkeys([*new, *old])
         if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     ]
+
     if different:
         raise ValueError(
             f"{str(path)!r} was written with {', '.join(different)}; give the settings it was "
@@ -277,21 +286,24 @@ def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
     """
     # validate all arrays before copying the first
     for name in [*into, *stored]:
-        before, now = (
+        stored_type, model_type = (
             f"{a[name].dtype} of shape {a[name].shape}" if name in a else _ABSENT
             for a in (stored, into)
         )
-        if before != now:
+        if stored_type != model_type:
             raise ValueError(
-                f"{str(path)!r} holds {before} as {name!r} where the model has {now}; "
+                f"{str(path)!r} holds {stored_type} as {name!r} where the model has "
+                f"{model_type}; "
                 "build the model as it was when the file was written, or train anew in another "
                 "folder."
             )
+
         if not np.isfinite(stored[name]).all():
             raise ValueError(
                 f"{str(path)!r} holds NaN or infinity in {name!r}, which no training writes; take "
                 "another copy."
             )
+
     for name, array in into.items():
         array[...] = stored[name]
 
@@ -334,14 +346,19 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     require_instance("layer", layer, ShardedSoftmaxLayer)
     with explain_write_errors(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    path, shards, old_files = Path(folder) / SHARDS, layer.shards, []
+
+    path = Path(folder) / SHARDS
+    shards = layer.shards
+    old_files = []
     if path.exists():
         with open_checkpoint(path, SHARDS) as old:
             old_files = [path.with_name(name) for name in old.values["files"]]
+
     # unique file names, so that concurrent writers do not overwrite each other's files
     writer = writer_name()
     names = [f"shard-{writer}-{s}.npz" for s in range(shards.num)]
     rows = layer.class_embeddings
+
     try:
         for s, name in enumerate(names):
             arrays = shards.call_all("saved", [()], s)[0]
@@ -354,13 +371,18 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     except BaseException:
         _remove_files(map(path.with_name, names))
         raise
-    with open_checkpoint(path, SHARDS) as now:  # may be the list of a concurrent writer
-        listed_files = {*now.values["files"]}
+
+    # this may be the list of a concurrent writer
+    with open_checkpoint(path, SHARDS) as current:
+        listed_files = {*current.values["files"]}
+
     own_process = str(os.getpid())
     for leftover in path.parent.glob("shard-*-*.npz"):
-        process, *_ = rest = leftover.stem.split("-")[1:]
-        if process != own_process and is_abandoned(leftover, "-".join(rest[:-1])):
+        name_parts = leftover.stem.split("-")[1:]  # process and name of the writer, shard
+        is_own = name_parts[0] == own_process
+        if not is_own and is_abandoned(leftover, "-".join(name_parts[:-1])):
             old_files.append(leftover)
+
     _remove_files(leftover for leftover in old_files if leftover.name not in listed_files)
     shards.set_checkpoint_hint(str(folder))
 
@@ -397,24 +419,28 @@ class StoredShards:
     def __init__(self, path: Path) -> None:
         with open_checkpoint(path, SHARDS) as about:
             self._files = [path.with_name(name) for name in about.values["files"]]
-            self._bounds, self.steps = about.values["bounds"], about.values["steps"]
-            self.shape, self.dtype = tuple(about.config["shape"]), np.dtype(about.config["dtype"])
+            self._bounds = about.values["bounds"]
+            self.steps = about.values["steps"]
+            self.shape = tuple(about.config["shape"])
+            self.dtype = np.dtype(about.config["dtype"])
         self.folder = str(path.parent)
 
     def part(self, lo: int, hi: int) -> tuple[NDArray[Any], Arrays]:
         """Return the vectors (hi - lo, d) of classes [lo, hi), and their optimizer state."""
         shards = []
-        for file, (first, last) in zip(self._files, pairwise(self._bounds), strict=True):
-            overlap = slice(max(lo - first, 0), max(min(hi, last) - first, 0))
+        for file, (start, stop) in zip(self._files, pairwise(self._bounds), strict=True):
+            overlap = slice(max(lo - start, 0), max(min(hi, stop) - start, 0))
             if overlap.start < overlap.stop:
                 with open_checkpoint(file, file.name) as stored:
                     shards.append(
                         {k: a[overlap] if a.ndim else a for k, a in stored.arrays.items()}
                     )
+
         joined = {
-            k: np.concatenate([part[k] for part in shards]) if a.ndim else a
+            k: np.concatenate([shard[k] for shard in shards]) if a.ndim else a
             for k, a in shards[0].items()
         }
+
         return joined.pop("class_embeddings"), array_group("optimizer", joined)
 
 
@@ -463,8 +489,10 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings as one dict, whose names are paths such as ``task.model``."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        inner = isinstance(value, Mapping)
-        flat |= _flatten(value, f"{prefix}{name}.") if inner else {prefix + name: value}
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
     return flat
 
 
@@ -476,15 +504,16 @@ def _repr_or_absent(settings: Mapping[str, Any], name: str) -> str:
 def _require_checksum(stream: BinaryIO) -> None:
     """Raise ValueError unless the checksum at the end of a file matches all bytes before it.
 
-    The stream is then at its start again.
+    Afterwards the stream is at its start.
     """
     # read in blocks, because the file may be larger than memory
-    rest = max(stream.seek(0, 2) - _CHECKSUM_BYTES, 0)
+    num_unread = max(stream.seek(0, 2) - _CHECKSUM_BYTES, 0)
     stream.seek(0)
+
     digest = hashlib.sha256()
-    while rest and (block := stream.read(min(rest, 1 << 20))):
+    while num_unread and (block := stream.read(min(num_unread, 1 << 20))):
         digest.update(block)
-        rest -= len(block)
+        num_unread -= len(block)
     if stream.read() != _CHECKSUM_MARK + digest.hexdigest().encode():
         raise ValueError(
             "its last bytes are not the checksum of the rest, so it was cut short or changed"

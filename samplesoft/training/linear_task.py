@@ -30,8 +30,10 @@ from samplesoft.training.task import Task, derive_seed
 
 # first elements of the paths in `derive_seed`: one random stream for each purpose
 _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)
-_CHUNK_ENTRIES = 1 << 17  # input entries that are prepared at a time; each takes about 60 bytes
-_MAX_COPIED_VALUES = 1 << 18  # selections of all examples with more input values are not copied
+# input entries that are prepared at a time; each takes about 60 bytes
+_CHUNK_ENTRIES = 1 << 17
+# selections of all examples are not copied if they have more input values
+_MAX_COPIED_VALUES = 1 << 18
 # reason why dense inputs are trained step by step, in a message to the user
 DENSE_INPUTS_REASON = "inputs are dense, whose products are quicker so"
 _FIRST_REFRESH_STEPS = 64  # the sampler is rebuilt after 64, 128, 256, ... steps
@@ -100,7 +102,8 @@ class LinearTask(Task):
         seed: int | np.uint64,
         dtype: Any = np.float32,
     ) -> None:
-        self._seed, self.counts = seed, counts
+        self._seed = seed
+        self.counts = counts
         self.model = LinearSoftmax(
             num_inputs,
             num_classes,
@@ -109,6 +112,7 @@ class LinearTask(Task):
             dtype=dtype,
             rng=derive_seed(seed, _MODEL),
         )
+
         self.parameters = self.model.parameters
         self.steps_taken = self.epochs_begun = 0
         self._epoch: int | None = None  # epoch of `_batches`
@@ -121,7 +125,9 @@ class LinearTask(Task):
         """Set the training examples for the next epochs: those of `data` with indices `rows`."""
         self.model.copy_read_only_parameters()
         self.parameters = self.model.parameters
-        self.data, self.rows, self.batch_size = data, rows, batch_size
+        self.data = data
+        self.rows = rows
+        self.batch_size = batch_size
         self._checked_optimizer = None
 
     @contextmanager
@@ -133,7 +139,8 @@ class LinearTask(Task):
         finally:
             del self.data, self.rows
             self._checked_optimizer = None
-            self._epoch, self._batches = None, []
+            self._epoch = None
+            self._batches = []
 
     @property
     def num_steps(self) -> int:  # type: ignore[override]
@@ -147,7 +154,7 @@ class LinearTask(Task):
 
     def begin_epoch(self, epoch: int, index: int) -> None:
         """Shuffle the training examples, and divide them into the batches of an epoch."""
-        # counted when the epoch begins, so that after an interrupted epoch the order is another one
+        # counted when the epoch begins, so that after an interrupted epoch the order is different
         self.epochs_begun += 1
         self._epoch = epoch
         self._batches = self.batches(self.rows, self.epochs_begun - 1, self.batch_size)
@@ -163,8 +170,10 @@ class LinearTask(Task):
             self._checked_optimizer = optimizer
             # models on dense inputs get the draws that fused steps on sparse inputs would have
             self._draws_like_fused = self._reason_step_by_step == DENSE_INPUTS_REASON
+
         if self._reason_step_by_step is not None:
             return None
+
         steps_each = steps_per_call(self.model, self._batch_size())
         return min((index // steps_each + 1) * steps_each, len(self._batches))
 
@@ -204,26 +213,29 @@ class LinearTask(Task):
         self.steps_taken = before + last - first
         return losses
 
-    def _run_fused_steps(self, optimizer: Any, first: int, last: int) -> list[float]:
-        """Take steps [first, last); `steps_taken` is wrong until the caller sets it."""
+    def _run_fused_steps(self, optimizer: Any, start: int, stop: int) -> list[float]:
+        """Take steps [start, stop); `steps_taken` is wrong until the caller sets it."""
         # draw and prepare from the start of the block even if a resumed run begins within it, so
         # that the random streams are the same
-        size, batches = self._batch_size(), self._batches
+
+        size = self._batch_size()
         steps_each = steps_per_call(self.model, size)
-        block_begin = first // steps_each * steps_each
-        block = batches[block_begin : block_begin + steps_each]
-        self.steps_taken -= first - block_begin
+        block_start = start // steps_each * steps_each
+        block = self._batches[block_start : block_start + steps_each]
+        self.steps_taken -= start - block_start
         seeds = [derive_seed(self._seed, stream, self.steps_taken) for stream in (_STEP, _DROPOUT)]
         draws = draw_steps(self.model, len(block), seeds[0], size)
-        losses: list[float] = []
+
         # The block has one random stream. The positions in the stream are the numbers of entries in
         # earlier steps of the block, before `prepared` and after it.
-        num_given = num_prepared = 0
-        for steps in _step_chunks(self.data.X, block, first - block_begin, last - block_begin):
+        num_raw = 0
+        num_prepared = 0
+        losses: list[float] = []
+        for steps in _step_chunks(self.data.X, block, start - block_start, stop - block_start):
             x, labels, weights = self._rows(np.concatenate(block[steps]))
-            num = x.nnz
-            x, labels = self.prepared(x, labels, num_given)
-            if steps.start >= first - block_begin:
+            num_entries = x.nnz
+            x, labels = self.prepared(x, labels, num_raw)
+            if steps.start >= start - block_start:
                 self.count(x, labels)
                 losses += take_steps(
                     self.model,
@@ -236,7 +248,9 @@ class LinearTask(Task):
                     draws=draws.at_steps(steps),
                     first_entry=num_prepared,
                 ).tolist()
-            num_given, num_prepared = num_given + num, num_prepared + x.nnz
+            num_raw += num_entries
+            num_prepared += x.nnz
+
         return losses
 
     def _batch_size(self) -> int:
@@ -287,7 +301,7 @@ class LinearTask(Task):
         cells, and vectors that have moved far are no longer in the right cell.
         """
         self.model.after_step(gradients)
-        # more often in the first steps, in which the random initial vectors move most
+        # more often in early steps, in which the random initial vectors move most
         done = self.steps_taken + 1
         if done >= _FIRST_REFRESH_STEPS and done & (done - 1) == 0:
             self.model.softmax.refresh()
@@ -309,6 +323,7 @@ class LinearTask(Task):
             # sort the labels of each example by random numbers, and take the first
             order = np.lexsort((uniforms, np.repeat(np.arange(x.shape[0]), np.diff(labels.indptr))))
             labels = labels.indices[order[labels.indptr[:-1]]]
+
         return {
             "class_embeddings": model.class_vectors(),
             "h": model.embed(x),
@@ -318,19 +333,24 @@ class LinearTask(Task):
         }
 
 
-def _step_chunks(x: Any, batches: list[IntArray], first: int, last: int) -> list[slice]:
-    """Divide steps [0, last) into slices with a limited number of input entries each.
+def _step_chunks(x: Any, batches: list[IntArray], start: int, stop: int) -> list[slice]:
+    """Divide steps [0, stop) into slices with a limited number of input entries each.
 
-    `batches` are the indices of the examples of each step. One of the slices begins at `first`.
+    `batches` are the indices of the examples of each step. One of the slices begins at `start`.
     """
-    sizes, slices, begin, num = np.diff(x.indptr), [], 0, 0
-    for step in range(last):
-        of_step = int(sizes[batches[step]].sum())
-        if step > begin and (num + of_step > _CHUNK_ENTRIES or step == first):
-            slices.append(slice(begin, step))
-            begin, num = step, 0
-        num += of_step
-    return [*slices, slice(begin, last)]
+    num_entries = np.diff(x.indptr)
+    slices = []
+    slice_start = 0
+    slice_entries = 0
+    for step in range(stop):
+        step_entries = int(num_entries[batches[step]].sum())
+        is_full = slice_entries + step_entries > _CHUNK_ENTRIES
+        if step > slice_start and (is_full or step == start):
+            slices.append(slice(slice_start, step))
+            slice_start = step
+            slice_entries = 0
+        slice_entries += step_entries
+    return [*slices, slice(slice_start, stop)]
 
 
 @contextmanager
@@ -372,11 +392,13 @@ def with_unit_rows(matrix: Any) -> sparse.csr_array:
         values = matrix.data[entries].astype(np.float64)
         max_abs = np.zeros(rows.stop - rows.start)
         np.maximum.at(max_abs, example_ids, np.abs(values))
+
         # divide by the maximum first, because squares of very large or small values leave float64
         values /= np.where(max_abs > 0.0, max_abs, 1.0)[example_ids]
         norms = np.sqrt(np.bincount(example_ids, values**2, minlength=len(max_abs)))
         values /= np.where(norms > 0.0, norms, 1.0)[example_ids]
         unit_values[entries] = values
+
     return sparse.csr_array((unit_values, matrix.indices, matrix.indptr), matrix.shape)
 
 

@@ -23,7 +23,8 @@ from samplesoft._files import retry_while_in_use
 LOCK = ".lock"
 _OPEN_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
 _MAX_HOLDER_BYTES = 200  # bytes of the file's content that are read
-_open_descriptors: set[int] = set()  # lock files that this process has open; a fork copies the set
+# lock files that this process has open; a forked child has a copy of the set
+_open_descriptors: set[int] = set()
 
 if sys.platform == "win32":
     import msvcrt
@@ -60,11 +61,14 @@ def locked(folder: str | Path) -> Iterator[None]:
     Makes the folder if it does not exist. Raises ValueError if another process or thread has locked
     the folder, and warns if the file system does not support locks.
     """
-    path, host = Path(folder, LOCK), socket.gethostname()
+    path = Path(folder, LOCK)
+    host = socket.gethostname()
     path.parent.mkdir(parents=True, exist_ok=True)
+
     # never remove the file: a process that has it open would hold a lock that others cannot see
     descriptor = retry_while_in_use(lambda: os.open(path, _OPEN_FLAGS, 0o666))
     _open_descriptors.add(descriptor)
+
     try:
         try:
             _lock(descriptor)
@@ -87,9 +91,11 @@ def locked(folder: str | Path) -> Iterator[None]:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
         os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
         os.write(descriptor, f"process {os.getpid()} on {host}\n".encode(errors="replace"))
+
         try:
             yield
         finally:

@@ -80,7 +80,9 @@ class Progress:
 
     def begin_epoch(self) -> None:
         """Set the loss, the time and the metrics of the current epoch to zero."""
-        self.loss_sum, self.examples, self.epoch_seconds = 0.0, 0, 0.0
+        self.loss_sum = 0.0
+        self.examples = 0
+        self.epoch_seconds = 0.0
         self.metrics = {}
 
     def record_validation(self, metrics: dict[str, float], tolerance: float = 0.0) -> None:
@@ -89,7 +91,8 @@ class Progress:
         The epoch is an improvement if its loss is below the best loss by more than `tolerance`.
         """
         self.metrics = metrics
-        loss, best = metrics["loss"], self.best_loss
+        loss = metrics["loss"]
+        best = self.best_loss
         # of epochs with equal losses the first is best, so that early stopping ends a stalled run
         if best is None or loss < best - tolerance:
             self.best_epoch = self.epoch + 1
@@ -172,11 +175,13 @@ def unchanged_on_error(estimator: Any) -> Iterator[None]:
 
     Attributes are references: arrays that the body has changed in place stay changed.
     """
-    before = dict(vars(estimator))
+    attributes = dict(vars(estimator))
     try:
         yield
     except BaseException:
-        estimator.__dict__ = before  # a single assignment, which another Ctrl-C cannot interrupt
+        estimator.__dict__ = (
+            attributes  # a single assignment, which another Ctrl-C cannot interrupt
+        )
         raise
 
 
@@ -240,12 +245,14 @@ def fit(
     """
     require_callbacks(callbacks)
     progress = Progress() if progress is None else progress
-    before = optimizer.schedule
+    previous_schedule = optimizer.schedule
+
     if isinstance(schedule, str):
         num_steps = min(epochs * task.num_steps, max_steps)
         schedule = make_schedule(schedule, int(num_steps), warmup_steps)
     if schedule is not None:
         optimizer.schedule = _shift_schedule(schedule, optimizer.steps - progress.step)
+
     try:
         with ExitStack() as stack:
             for callback in callbacks:
@@ -257,7 +264,8 @@ def fit(
             for callback in reversed(callbacks):
                 callback.end(task, optimizer, progress)
     finally:
-        optimizer.schedule = before
+        optimizer.schedule = previous_schedule
+
     return progress
 
 
@@ -283,21 +291,23 @@ def _run_epoch(
     task.begin_epoch(progress.epoch, progress.index)
     for callback in callbacks:
         callback.begin_epoch(task, optimizer, progress)
+
     periods = [every for callback in callbacks for every in callback.every]
     while progress.index < task.num_steps:
         if progress.step >= max_steps:
             return
         ends = [(progress.index // every + 1) * every for every in periods]
-        last = min(ends, default=task.num_steps)
+        end = min(ends, default=task.num_steps)
         with guard():
             _run_steps(
                 task,
                 optimizer,
                 progress,
-                int(min(last, progress.index + max_steps - progress.step)),
+                int(min(end, progress.index + max_steps - progress.step)),
             )
         for callback in callbacks:
             callback.after_steps(task, optimizer, progress)
+
     for callback in callbacks:
         callback.end_epoch(task, optimizer, progress)
     progress.end_epoch()
@@ -305,15 +315,17 @@ def _run_epoch(
         callback.after_epoch(task, optimizer, progress)
 
 
-def _run_steps(task: Task, optimizer: Any, progress: Progress, last: int) -> None:
-    """Take and count one step, or a fused block of steps that ends at step `last` or before."""
-    first, start = progress.index, time.perf_counter()
+def _run_steps(task: Task, optimizer: Any, progress: Progress, max_end: int) -> None:
+    """Take and count one step, or a fused block of steps that ends at step `max_end` or before."""
+    first = progress.index
+    start_time = time.perf_counter()
     end = task.fused_block_end(optimizer, progress.epoch, first)
     if end is None:
         losses = [_run_step(task, optimizer, progress)]
     else:
-        losses = task.run_fused_steps(optimizer, progress.epoch, first, min(end, last))
-    seconds = (time.perf_counter() - start) / len(losses)
+        losses = task.run_fused_steps(optimizer, progress.epoch, first, min(end, max_end))
+
+    seconds = (time.perf_counter() - start_time) / len(losses)
     for index, loss in enumerate(losses, start=first):
         progress.add(loss, task.num_examples_in(index), seconds)
 

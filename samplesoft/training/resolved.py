@@ -17,12 +17,12 @@ NUM_SAMPLED = 100  # default number of draws; if there are no more classes, all 
 # Draws that a batch shares are cheap: their default number is n / 32, from 100 to 1000.
 _MAX_DEFAULT_SAMPLED = 1000
 _CLASSES_PER_DRAW = 32
-# The default number of epochs is 5, or up to 20 if 5 epochs have fewer than 200 steps; and 20 with
-# early stopping, and for a model without an embedding.
+# The default number of epochs is 5, or up to 20 if 5 epochs have fewer than 200 steps. It is 20
+# with early stopping, and for a model without an embedding.
 _MIN_DEFAULT_EPOCHS = 5
 _MAX_DEFAULT_EPOCHS = 20
 _MIN_STEPS = 200
-# For so many examples, about 260,000, it is 3.
+# With at least this many examples, about 260,000, the default number of epochs is 3.
 _MANY_EXAMPLES = 1 << 18
 _EPOCHS_WITH_MANY_EXAMPLES = 3
 
@@ -128,28 +128,33 @@ class Resolved:
     def __str__(self) -> str:
         model = self.model
         loss = model.loss
+
         if LOSSES[loss].draws:
-            sampler_name = (
-                model.sampler if isinstance(model.sampler, str) else "a sampler of your own"
-            )
+            sampler_name = "a sampler of your own"
+            if isinstance(model.sampler, str):
+                sampler_name = model.sampler
             per = "a batch" if model.shared else "each example"
             loss += f", {model.num_sampled:,} draws by {sampler_name} for {per}"
         elif not LOSSES[loss].on_tree:
             loss += ", all classes in each step"
+
         vectors = "class vectors on the inputs"
         if model.embedding_dim is not None:
             vectors = f"vectors of {model.embedding_dim}"
             if model.normalize:
                 vectors += ", of norm 1"
+
         rate = f"{self.optimizer} at {self.learning_rate:.3g}"
         if self.schedule != "constant":
             rate += f", {self.schedule} decay"
         if self.warmup_steps:
-            steps = "step" if self.warmup_steps == 1 else "steps"
-            rate += f", warm-up of {self.warmup_steps:,} {steps}"
+            unit = "step" if self.warmup_steps == 1 else "steps"
+            rate += f", warm-up of {self.warmup_steps:,} {unit}"
+
         steps = "compiled steps"
         if self.step_by_step is not None:
             steps = f"steps one by one: {self.step_by_step}"
+
         return "; ".join(
             [
                 f"{self.num_classes:,} classes, {self.num_examples:,} examples",
@@ -215,18 +220,22 @@ def resolve(
         model = _resolve_model(model, num_classes, several_labels)
     model = model.resolved()
     on_inputs = model.embedding_dim is None
+
     epochs = requested.epochs
     if epochs is None:
         epochs = _num_epochs(requested, num_examples, on_inputs)
+
     num_late_epochs = epochs - calibration_epoch(epochs)
     num_steps = calibration_epoch(epochs) * _num_steps(num_examples, requested.batch_size)
     num_steps += _num_steps(num_held_back, requested.batch_size)
     num_steps += num_late_epochs * _num_steps(num_examples + num_held_back, requested.batch_size)
+
     learning_rate = requested.learning_rate
     if learning_rate is None:
         learning_rate = default_learning_rate(
             requested.optimizer, on_inputs=on_inputs, row_norm=row_norm
         )
+
     return Resolved(
         model=model,
         num_classes=num_classes,
@@ -272,12 +281,15 @@ def _resolve_model(
     """
     spec = LOSSES[requested["loss"]]
     settings = {**requested, "num_sampled": num_draws(requested, num_classes)}
+
     unit_vectors = requested.get("normalize")
     if unit_vectors is None:
         embedding_dim = requested.get("embedding_dim", LinearSoftmaxSettings.embedding_dim)
         unit_vectors = normalizes_by_default(embedding_dim, requested["loss"])
+
     if requested.get("tau") is None and unit_vectors:  # the default grows with log(n)
         settings["tau"] = default_tau(num_classes)
+
     if scores_all_classes(requested, num_classes):
         settings |= {"sampler": None, "num_sampled": None, "shared": False}
         if spec.draws:  # for so few classes the full softmax costs no more than a sampled one
@@ -285,6 +297,7 @@ def _resolve_model(
     elif several_labels or requested.get("shared"):
         # draws that several labels or examples share cannot exclude all of their labels
         settings["loss"] = spec.masked or requested["loss"]
+
     return LinearSoftmaxSettings(**settings)
 
 
@@ -296,9 +309,11 @@ def num_draws(requested: Mapping[str, Any], num_classes: int) -> Any:
     """
     if requested.get("num_sampled") is not None:
         return requested["num_sampled"]
+
     sampler = requested["sampler"]
     is_named = isinstance(sampler, str) and sampler in SAMPLERS
     is_unshared = requested.get("shared") is False or not LOSSES[requested["loss"]].shares_draws
+
     if is_unshared or not is_named or SAMPLERS[sampler].follows_vectors:
         return NUM_SAMPLED
     return max(NUM_SAMPLED, min(num_classes // _CLASSES_PER_DRAW, _MAX_DEFAULT_SAMPLED))

@@ -181,30 +181,37 @@ class RetrievalTask(LinearTask):
     ) -> None:
         require_instance("settings", settings, RetrievalSettings)
         settings = settings.resolved()
-        self._workers, model_settings = workers, settings
+        self._workers = workers
+        model_settings = settings
         if workers is not None:
             require_shardable(settings)
             # the workers make the sampler later; a uniform one is a placeholder until then
             model_settings = replace(
                 settings, sampler=lambda given: UniformSampler(len(given.counts))
             )
-        self.settings, self.leave_out = settings, as_flag("leave_out", leave_out)
+        self.settings = settings
+        self.leave_out = as_flag("leave_out", leave_out)
+
         inputs, labels = _checked_examples(inputs, labels)
         if self.leave_out:
             _require_same_items(inputs, labels)
         self.test: Any = None
         self._key = stream_key(settings.seed)
-        self._inputs, self._labels = inputs, labels
+        self._inputs = inputs
+        self._labels = labels
         self.num_unlabeled = int(np.sum(np.diff(labels.indptr) == 0))
+
         rows, held_out = self._split_rows()
         self._validation = self._make_validation_data(held_out[:_MAX_VALIDATION_EXAMPLES])
         # checkpoints store contexts of these examples, for ``samplesoft verify --checkpoint``
         self._checkpoint_rows = held_out[:NUM_EXAMPLES]
+
         num_columns = inputs.shape[1], labels.shape[1]
         settings.require_memory(*num_columns, np.dtype(np.float32))
         # count held-out examples too, because their classes must also be drawn
         counts = np.bincount(labels.indices, minlength=num_columns[1]).astype(np.float64)
         super().__init__(*num_columns, model_settings, counts, self._key)
+
         unit_weights = np.ones(inputs.shape[0])
         self.use(Examples(with_unit_rows(inputs), labels, unit_weights), rows, settings.batch_size)
 
@@ -232,6 +239,7 @@ class RetrievalTask(LinearTask):
         reason: str | None = "class vectors lie on workers"
         if self._workers is None:
             reason = self.why_step_by_step(optimizer)
+
         fit_settings = FitSettings(
             model=self.settings,
             batch_size=self.batch_size,
@@ -262,11 +270,15 @@ class RetrievalTask(LinearTask):
 
     def begin_epoch(self, epoch: int, index: int) -> None:
         """Shuffle the examples; the order depends on the epoch only, for runs that are resumed."""
-        self.epochs_begun, self.steps_taken = epoch, epoch * self.num_steps + index
+        self.epochs_begun = epoch
+        self.steps_taken = epoch * self.num_steps + index
         super().begin_epoch(epoch, index)
 
     def step(self, epoch: int, index: int) -> tuple[float, dict[str, Gradient]]:
-        """Return the mean loss of a step's batch, and gradients by parameter name."""
+        """Return the mean loss of a step's batch, and its gradients by parameter name.
+
+        The parameters do not change.
+        """
         self.steps_taken = epoch * self.num_steps + index
         return super().step(epoch, index)
 
@@ -275,9 +287,10 @@ class RetrievalTask(LinearTask):
 
         Of several labels one is drawn. If `leave_out`, this item is removed from the user's input.
         """
-        given, labels = self._inputs[self._checkpoint_rows], self._labels[self._checkpoint_rows]
+        stored_inputs = self._inputs[self._checkpoint_rows]
+        labels = self._labels[self._checkpoint_rows]
         seed = derive_seed(self._key, *_ONE_LABEL_STREAM)
-        inputs, drawn = sample_one_label(given, labels, self.leave_out, seed)
+        inputs, drawn = sample_one_label(stored_inputs, labels, self.leave_out, seed)
         return {
             "h": self.model.embed(with_unit_rows(inputs)),
             "labels": drawn,
@@ -320,24 +333,30 @@ class RetrievalTask(LinearTask):
         """
         inputs, labels = _checked_examples(inputs, labels)
         rows = np.flatnonzero(np.diff(labels.indptr))
-        rated_inputs, rated_labels = inputs[rows], labels[rows]
-        x, k = with_unit_rows(rated_inputs), [k for k in LIST_LENGTHS if k <= labels.shape[1]]
-        ids, _ = self.model.top_k(x, k[-1], leave_out=rated_inputs if self.leave_out else None)
-        size = self._labels.shape[0] - self.num_unlabeled
+        labeled_inputs = inputs[rows]
+        row_labels = labels[rows]
+        x = with_unit_rows(labeled_inputs)
+        k = [k for k in LIST_LENGTHS if k <= labels.shape[1]]
+        ids, _ = self.model.top_k(x, k[-1], leave_out=labeled_inputs if self.leave_out else None)
+
+        num_labeled = self._labels.shape[0] - self.num_unlabeled
         # lists of users' items are not scored by propensities
-        uses_propensities = not self.leave_out and size >= MIN_EXAMPLES
-        class_propensities = propensities(self.counts, size) if uses_propensities else None
-        scores = ranking_scores(ids, rated_labels, k, propensities=class_propensities)
-        return {"loss": self._full_softmax_loss(x, rated_labels), **scores}
+        uses_propensities = not self.leave_out and num_labeled >= MIN_EXAMPLES
+        class_propensities = propensities(self.counts, num_labeled) if uses_propensities else None
+        scores = ranking_scores(ids, row_labels, k, propensities=class_propensities)
+        return {"loss": self._full_softmax_loss(x, row_labels), **scores}
 
     def _full_softmax_loss(self, x: Any, labels: Any) -> float:
         """Return the mean full-softmax loss in nats; for a model over a tree, its own loss."""
         if LOSSES[self.settings.loss].on_tree:  # the model has no class vectors
             return float(self.model.softmax.evaluate(self.model.embed(x), labels).loss)
+
         # the same loss for all other models, so that runs with different losses are comparable
-        tau, normalize = self.settings.tau, bool(self.settings.normalize)
+        tau = self.settings.tau
+        normalize = bool(self.settings.normalize)
         full = FullSoftmaxLoss(tau=tau, normalize=normalize, reduction="sum")
         rows = self.model.softmax.class_embeddings
+
         # the scores of all classes are computed for 256 examples at a time
         losses = (
             full.forward(self.model.embed(x[chunk]), rows, labels[chunk])[0]
@@ -358,18 +377,20 @@ class RetrievalTask(LinearTask):
     def _make_validation_data(self, rows: IntArray) -> tuple[Matrix, Matrix]:
         """Return inputs and labels of the validation examples `rows`.
 
-        If `leave_out`, some items of each user are removed from the input, and these are the
-        labels.
+        If `leave_out`, some items of each user are removed from the input. The labels are the
+        removed items.
         """
-        inputs, labels = self._inputs[rows], self._labels[rows]
+        inputs = self._inputs[rows]
+        labels = self._labels[rows]
         if not self.leave_out:
             return inputs, labels
         generator = np.random.default_rng(derive_seed(self._key, *_HIDDEN_ITEMS_STREAM))
+
         hidden = generator.random(labels.nnz) < 0.2
         # users with two or more items have at least one hidden item and one that is not hidden
-        first = labels.indptr[:-1][np.diff(labels.indptr) > 1]
-        hidden[first] = True
-        hidden[first + 1] = False
+        first_items = labels.indptr[:-1][np.diff(labels.indptr) > 1]
+        hidden[first_items] = True
+        hidden[first_items + 1] = False
         return select_entries(inputs, ~hidden), select_entries(labels, hidden)
 
 
@@ -383,6 +404,7 @@ def _checked_examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
             f"{labels.shape[0]}."
         )
     require_finite("inputs", inputs.data)
+
     if not labels.nnz:
         raise ValueError(
             f"`labels` must hold labels of some examples, got {labels.shape[0]} without any."
@@ -395,11 +417,12 @@ def _require_same_items(inputs: Matrix, labels: Matrix) -> None:
     for matrix in (inputs, labels):
         # this also sorts the entries, so that their positions can be compared
         matrix.sum_duplicates()
-    same = all(
+
+    has_same_entries = all(
         np.array_equal(getattr(inputs, name), getattr(labels, name))
         for name in ("indptr", "indices")
     )
-    if inputs.shape != labels.shape or not same:
+    if inputs.shape != labels.shape or not has_same_entries:
         raise ValueError(
             "`labels` must be the items of `inputs` where `leave_out` is True, got shapes "
             f"{inputs.shape} and {labels.shape}, or other places; give one matrix for both."

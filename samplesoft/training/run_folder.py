@@ -42,7 +42,9 @@ from samplesoft.training.schedules import Schedule
 from samplesoft.training.settings import Settings
 from samplesoft.training.task import Task
 
-CHECKPOINT, BEST, LOG = "checkpoint.npz", "best.npz", "log.jsonl"
+CHECKPOINT = "checkpoint.npz"
+BEST = "best.npz"
+LOG = "log.jsonl"
 
 
 def train(
@@ -146,9 +148,11 @@ def train_in_locked_folder(
     options = settings.optimizer_options
     new_optimizer = make_optimizer(settings.optimizer, settings.learning_rate, **options)
     optimizer = task.start(new_optimizer)
+
     config = {"task": task.config(), "training": settings.config()}
     if schedule is not None:  # a run with a function can be resumed only with a function
         config["training"]["schedule"] = "a function"
+
     error_context = ErrorContext(task, Progress())
     files = RunFiles(
         folder,
@@ -157,6 +161,7 @@ def train_in_locked_folder(
         settings.log_every,
         error_context,
     )
+
     with progress_phase(bool(show), "checkpoint"):
         if resume:
             error_context.progress = files.load(task, optimizer)
@@ -164,6 +169,7 @@ def train_in_locked_folder(
             # write an initial checkpoint, so that a run killed in its first epoch can be resumed
             files.save(task, optimizer, error_context.progress)
             files.write_pending_files()
+
     callbacks: list[Callback] = [Validate(error_context, bool(show)), files]
     if show:
         callbacks.insert(0, StepProgressBars())
@@ -171,6 +177,7 @@ def train_in_locked_folder(
         callbacks.append(EarlyStop(settings.patience))
     if callable(show):
         callbacks.append(ReportEpochs(show, files))
+
     progress = error_context.progress
     try:
         remove_lines_after_step(files.log, progress.step)
@@ -187,6 +194,7 @@ def train_in_locked_folder(
     except Exception:
         files.remove_files_after_error(remove_run=progress.step == 0 and not resume)
         raise
+
     files.write_pending_files()
     return progress
 
@@ -284,13 +292,17 @@ class RunFiles(Callback):
         log_every: int,
         error_context: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.folder, self.log = folder, folder / LOG
-        self.config, self.error_context = config, error_context
-        self.checkpoint_every, self.log_every = checkpoint_every, log_every
+        self.folder = folder
+        self.log = folder / LOG
+        self.config = config
+        self.error_context = error_context
+        self.checkpoint_every = checkpoint_every
+        self.log_every = log_every
+
         self.every = (log_every, checkpoint_every or log_every)
-        # finished checkpoints under temporary names, by final name; and lines not yet in the log
+        # paths of finished checkpoints that still have temporary names, by their final names
         self.pending_drafts: dict[str, Path] = {}
-        self.pending_lines: list[dict[str, Any]] = []
+        self.pending_lines: list[dict[str, Any]] = []  # lines that are not yet in the log
         self.last_line: dict[str, Any] = {}
 
     def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
@@ -346,11 +358,13 @@ class RunFiles(Callback):
             reason = describe_non_finite(parameters)
             if reason is not None:
                 raise FloatingPointError(reason)
+
             # Sums of a sampler that are updated in each step drift in their last bits. They are
             # rebuilt when a checkpoint is written and when it is read, so that a resumed run
             # continues with the same bits.
             task.refresh()
             examples = task.examples()
+
         groups = {
             "parameters": parameters,
             "optimizer": optimizer.state(),
@@ -358,6 +372,7 @@ class RunFiles(Callback):
             "examples": examples,
         }
         checkpoint = Checkpoint(self.config, progress.stored(), with_prefixes(groups, "/"))
+
         error = None
         for name in (BEST, CHECKPOINT) if best else (CHECKPOINT,):
             self.discard_drafts([name])  # a pending draft is older than this checkpoint
@@ -422,9 +437,9 @@ class RunFiles(Callback):
         """Remove pending drafts after an error; if `remove_run`, also the checkpoint and log."""
         self.discard_drafts([*self.pending_drafts])  # the last checkpoint remains
         if remove_run:  # `require_free` would reject the folder in the next attempt
-            for left in (self.folder / CHECKPOINT, self.log):
+            for file in (self.folder / CHECKPOINT, self.log):
                 with suppress(OSError):  # the caller raises the first error
-                    retry_while_in_use(partial(left.unlink, missing_ok=True))
+                    retry_while_in_use(partial(file.unlink, missing_ok=True))
 
 
 class Validate(Callback):
@@ -441,7 +456,8 @@ class Validate(Callback):
     def __init__(
         self, error_context: Callable[[], AbstractContextManager[None]], progress: bool
     ) -> None:
-        self._error_context, self._progress = error_context, progress
+        self._error_context = error_context
+        self._progress = progress
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Compute and record the metrics; raise FloatingPointError if one is not finite."""
@@ -464,9 +480,15 @@ class StepProgressBars(Callback):
 
     def begin_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Show a new bar for the epoch."""
-        name, total = f"epoch {progress.epoch + 1}", task.num_steps
-        bar = progress_bar(True, desc=name, initial=progress.index, total=total, unit="step")
-        self._bar, self._shown = self._stack.enter_context(bar), progress.index
+        bar = progress_bar(
+            True,
+            desc=f"epoch {progress.epoch + 1}",
+            initial=progress.index,
+            total=task.num_steps,
+            unit="step",
+        )
+        self._bar = self._stack.enter_context(bar)
+        self._shown = progress.index
 
     def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Update the number of steps and the mean loss in the bar."""
@@ -483,7 +505,8 @@ class ReportEpochs(Callback):
     """Calls a function with the last log line of each epoch, after its checkpoint."""
 
     def __init__(self, function: Callable[[dict[str, Any]], object], files: RunFiles) -> None:
-        self._function, self._files = function, files
+        self._function = function
+        self._files = files
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Call the function with the last log line of the epoch."""
@@ -494,7 +517,8 @@ class ErrorContext:
     """Makes contexts in which errors name the epoch and the step, and overflow is divergence."""
 
     def __init__(self, task: Task, progress: Progress) -> None:
-        self.task, self.progress = task, progress
+        self.task = task
+        self.progress = progress
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -504,8 +528,10 @@ class ErrorContext:
         that says that training has diverged. A SystemError that a compiled function raises at
         Ctrl-C becomes KeyboardInterrupt.
         """
-        epoch, index = self.progress.epoch + 1, self.progress.index
+        epoch = self.progress.epoch + 1
+        index = self.progress.index
         where = f"epoch {epoch}, after {index} of {self.task.num_steps} steps"
+
         try:
             with np.errstate(over="raise", invalid="raise"):
                 yield
@@ -534,7 +560,7 @@ def describe_non_finite(parameters: Arrays) -> str | None:
 
 
 def _progress_from_checkpoint(values: dict[str, Any], task: Task) -> Progress:
-    """Return the progress stored in `values` of a checkpoint, also in one of an older version."""
+    """Return the progress stored in `values` of a checkpoint, which may be of an older version."""
     if "examples" not in values:  # older versions summed the mean losses of steps
         examples = task.num_examples
         values = {
@@ -546,7 +572,7 @@ def _progress_from_checkpoint(values: dict[str, Any], task: Task) -> Progress:
 
 
 def _warn_file_in_use(error: OSError, consequence: str) -> None:
-    """Issue a RuntimeWarning with an error in writing a file, and its consequence."""
+    """Warn of an error in writing a file; the RuntimeWarning also says the consequence."""
     warnings.warn(f"{str(error).rstrip('.')}; {consequence}.", RuntimeWarning, stacklevel=2)
 
 
@@ -579,6 +605,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         *lines, _ = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
         raise file_not_found_error(path) from None
+
     records = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -594,6 +621,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
                 f"{short_repr(line)}; repair the line, or move the file away."
             )
         records.append(record)
+
     return records
 
 
@@ -613,8 +641,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 def remove_lines_after_step(path: Path, step: int) -> None:
     """Remove all lines of steps after `step` from a log; make an empty log if there is none."""
     # a resumed run repeats these steps, and writes their lines again
-    kept_lines = [
-        line for line in (read_log(path) if path.exists() else []) if line["step"] <= step
-    ]
+    lines = read_log(path) if path.exists() else []
+    kept_lines = [line for line in lines if line["step"] <= step]
     with explain_write_errors(path):
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept_lines))

@@ -17,22 +17,21 @@ Schedule = Callable[[int], float]  # returns the factor of a step; steps are cou
 # Default learning rates by optimizer. Other optimizers get the rate of Adagrad, because for them no
 # single rate suits most data.
 RATES = {"adagrad": 0.1, "adam": 0.003}
-# The same for models without an embedding, on inputs of norm 1.
+# Default learning rates of models without an embedding, on inputs of norm 1.
 DEFAULT_RATES_ON_INPUTS = {"adagrad": 2.0, "adam": 0.2}
 
 
 def default_learning_rate(optimizer: str, *, on_inputs: bool, row_norm: float = 1.0) -> float:
     """Return the default learning rate of a linear softmax model.
 
-    `on_inputs` is true for a model without an embedding. Its rates are larger, because the weights
-    of rare features are updated in few steps. Its scores and gradients are proportional to the
-    inputs, so that the rate is divided by the mean norm of the inputs, `row_norm`, if that is above
-    1.
+    `on_inputs` is true for a model without an embedding. Such a model has a larger rate, because
+    the weights of rare features are updated in few steps. Its scores and gradients are proportional
+    to the inputs, so that its rate is divided by the mean norm of the inputs, `row_norm`, if this
+    norm is above 1.
     """
     if on_inputs:
-        return DEFAULT_RATES_ON_INPUTS.get(optimizer, DEFAULT_RATES_ON_INPUTS["adagrad"]) / max(
-            1.0, row_norm
-        )
+        rate = DEFAULT_RATES_ON_INPUTS.get(optimizer, DEFAULT_RATES_ON_INPUTS["adagrad"])
+        return rate / max(1.0, row_norm)
     return RATES.get(optimizer, RATES["adagrad"])
 
 

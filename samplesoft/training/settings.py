@@ -63,11 +63,13 @@ class Settings:
         as_count("epochs", self.epochs)
         as_positive("learning_rate", self.learning_rate)
         as_choice("optimizer", self.optimizer, OPTIMIZERS)
+
         # make an optimizer only to validate its options, before the data are read
         try:
             make_optimizer(self.optimizer, self.learning_rate, **self.optimizer_options)
         except (TypeError, ValueError) as error:
             raise type(error)(f"`optimizer_options` must fit {self.optimizer}: {error}") from None
+
         as_choice("schedule", self.schedule, SCHEDULES)
         as_count("warmup_steps", self.warmup_steps, 0)
         as_count("log_every", self.log_every)
@@ -81,10 +83,11 @@ class Settings:
         These are all settings except those that only determine when the run ends.
         """
         config = plain(asdict(self))
-        # these two only determine when the run ends
+        # `patience`, and `epochs` with such a schedule, only determine when the run ends
         del config["patience"]
         if self.schedule in ENDLESS:
             del config["epochs"]
+
         # omit defaults, because older checkpoints do not have these keys
         for name in ("schedule", "warmup_steps"):
             if config[name] == getattr(Settings, name):

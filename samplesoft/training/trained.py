@@ -33,7 +33,7 @@ from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import Arrays, array_group, copy_arrays, open_checkpoint
 from samplesoft.training.linear_task import with_unit_rows
 
-_LONGEST_PADDED = LONGEST_PADDED * np.dtype("U1").itemsize  # longest text of an array, in bytes
+_MAX_PADDED_BYTES = LONGEST_PADDED * np.dtype("U1").itemsize  # longest text of an array, in bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +134,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
                 f"{short_repr(config.get('model', 'something else'))}; take best.npz of samplesoft "
                 "train xc or items, or what SampledSoftmaxClassifier.save wrote."
             )
+
         # prediction needs no sampler
         on_tree = about.get("on_tree", False)
         counts = arrays["counts" if "counts" in arrays else "examples/counts"]
@@ -143,6 +144,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             num_sampled=None,
             **{name: about[name] for name in ("tau", "normalize", "embedding_dim")},
         )
+
         model = LinearSoftmax(
             about["num_inputs"],
             about["num_classes"],
@@ -151,11 +153,13 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             dtype=about["dtype"],
             rng=0,
         )
+
         parameters = array_group("parameters", arrays)
         if settings.embedding_dim is None:  # a sampled model stores flattened weights
             shape = model.parameters["softmax.weights"].shape
             parameters = {name: array.reshape(shape) for name, array in parameters.items()}
         copy_arrays(path, parameters, model.parameters)
+
         return TrainedLinearSoftmax(
             model,
             about["unit_inputs"],
@@ -175,6 +179,7 @@ def classes_to_store(classes: NDArray[Any]) -> tuple[dict[str, Any], Arrays]:
     config: dict[str, Any] = {"classes": str(classes.dtype)}
     if classes.dtype != object:
         return config, {"classes": classes}
+
     for label in classes:
         if not isinstance(label, (str, int)):
             raise TypeError(
@@ -192,12 +197,15 @@ def stored_classes(config: Mapping[str, Any], arrays: Arrays) -> NDArray[Any] | 
         classes = np.empty(len(config["class_objects"]), dtype=object)
         classes[:] = config["class_objects"]
         return classes
+
     if "classes" not in arrays:
         return None
-    classes, dtype = arrays["classes"], np.dtype(config["classes"])
+
+    classes = arrays["classes"]
+    dtype = np.dtype(config["classes"])
     if dtype not in (classes.dtype, np.dtype(object)):
         raise ValueError(f"classes are of type {classes.dtype}, and not {dtype}")
-    if classes.dtype.kind == "U" and classes.dtype.itemsize > _LONGEST_PADDED:
+    if classes.dtype.kind == "U" and classes.dtype.itemsize > _MAX_PADDED_BYTES:
         return classes.astype(object)  # files of older versions have such arrays
     return classes.astype(dtype)
 
@@ -272,7 +280,8 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
     ((4, 8), 2)
     """
     with open_checkpoint(path) as (config, values, arrays):
-        task, examples = config.get("task", {}), array_group("examples", arrays)
+        task = config.get("task", {})
+        examples = array_group("examples", arrays)
         # language models have the first of these entries, models of sparse inputs the second
         softmax = task.get("softmax", task.get("linear_softmax"))
         if softmax is None or "h" not in examples:
@@ -283,6 +292,7 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
                 f"{str(path)!r} must hold contexts of a softmax layer, got "
                 f"{', '.join(examples) or 'none'}; {remedy}."
             )
+
         parameters = array_group("parameters", arrays)
         return _trained_softmax(softmax, examples, parameters, values["step"])
 
@@ -296,12 +306,16 @@ def _trained_softmax(
     """
     h = examples["h"].astype(np.float64)
     rows = parameters["softmax.class_embeddings"].astype(np.float64)
+
     if softmax["normalize"]:
-        h, rows = unit_rows("h", h)[0], unit_rows("class_embeddings", rows)[0]
+        h = unit_rows("h", h)[0]
+        rows = unit_rows("class_embeddings", rows)[0]
+
     if "softmax.biases" in parameters:
         # append a coordinate, because tau * (h . c + 1 * b / tau) = tau * h . c + b
         h = np.column_stack([h, np.ones(len(h))])
         rows = np.column_stack([rows, parameters["softmax.biases"] / softmax["tau"]])
+
     embeddings = Embeddings(h, rows, examples["labels"], examples.get("counts"))
     return TrainedSoftmax(embeddings, softmax["tau"], softmax["absolute"], step)
 
@@ -334,16 +348,19 @@ def sample_trained_softmax(
     """
     if isinstance(trained.model.softmax, HierarchicalSoftmax):
         raise ValueError("`trained` must have class vectors, got a model over a tree.")
-    # an example without labels has no loss, so that the loss has no bias for it
+
+    # leave out examples without labels: they have no loss, and so no bias of the loss
     rows = np.flatnonzero(np.diff(labels.indptr))
     if not len(rows):
         raise ValueError(
             f"`labels` must hold labels of some examples, got {labels.shape[0]} without any."
         )
+
     rows = rows[choose_indices(len(rows), num_examples, seed)]
     chosen_inputs, one_label = sample_one_label(
         inputs[rows], labels[rows], trained.leave_out, int(stream_key(seed))
     )
+
     examples = {"h": trained.embed(chosen_inputs), "labels": one_label, "counts": trained.counts}
     softmax = softmax_config(trained.model.softmax) | {"absolute": trained.absolute}
     return _trained_softmax(softmax, examples, trained.model.parameters, trained.step)
@@ -356,14 +373,17 @@ def sample_one_label(inputs: Any, labels: Any, leave_out: bool, seed: int) -> tu
     loss of the example with all its labels. If `leave_out`, labels are items of the input, and the
     drawn item is removed from it.
     """
-    size, num_labels = len(labels.indptr) - 1, np.diff(labels.indptr)
-    # of independent exponential times with the weights as rates, the smallest belongs to a label
-    # with the probability weight / sum of weights
+    num_examples = len(labels.indptr) - 1
+    num_labels = np.diff(labels.indptr)
+
+    # Each label gets an exponential random time, with its weight as the rate. The time of a label
+    # is the smallest of its example with probability weight / sum of weights.
     exponential_clocks = np.random.default_rng(seed).standard_exponential(labels.nnz) / labels.data
-    order = np.lexsort((exponential_clocks, np.repeat(np.arange(size), num_labels)))
+    order = np.lexsort((exponential_clocks, np.repeat(np.arange(num_examples), num_labels)))
     one_label = labels.indices[order[labels.indptr[:-1]]].astype(np.int64)
+
     if leave_out:
         # remove the item to be predicted from the input
-        example_ids = np.repeat(np.arange(size), np.diff(inputs.indptr))
+        example_ids = np.repeat(np.arange(num_examples), np.diff(inputs.indptr))
         inputs = select_entries(inputs, inputs.indices != one_label[example_ids])
     return inputs, one_label

@@ -288,7 +288,7 @@ def _find_accidental_hits(
         step_pairs = slice(first_pairs[s], first_pairs[s + 1])
         drawn = classes.class_of_draw[s][order]
         first_column = s * len(order)
-        labels = pairs.classes[step_pairs]
+        labels = pairs.classes[step_pairs]  # as indices of the step's classes, like `drawn`
         starts[step_pairs] = first_column + np.searchsorted(drawn, labels, "left")
         stops[step_pairs] = first_column + np.searchsorted(drawn, labels, "right")
 
