@@ -23,7 +23,7 @@ from samplesoft._validation import (
 from samplesoft.metrics.rank_distribution import rank_distributions
 from samplesoft.metrics.target_ranks import TargetRanks
 
-_PROBABILITIES_AT_A_TIME = 1 << 22  # entries of the rank distribution that are computed at a time
+_CHUNK_PROBABILITIES = 1 << 22  # probabilities that are computed at a time
 
 
 class MetricCorrection(NamedTuple):
@@ -141,7 +141,7 @@ def correct_metric(
     )
     prior_weights = prior_weights / prior_weights.sum()
 
-    chunks_of_ranks = row_chunks((num_ranks, draws + 1), _PROBABILITIES_AT_A_TIME)
+    chunks_of_ranks = row_chunks((num_ranks, draws + 1), _CHUNK_PROBABILITIES)
     if as_choice("method", method, ("bias-variance", "rank")) == "rank":
         values = metric_by_rank[np.arange(draws + 1) * (num_ranks - 1) // draws]
     else:

@@ -81,7 +81,8 @@ def _write_pmf_with_ties(
     for b in range(draws + 1):
         if better_pmf[b] > 0.0:
             write_pmf(draws - b, tied, worse, without_replacement, tied_pmf)
-            tail = 0.0  # P(at least t draws tie, and t of them rank above the item)
+            # P(at least t draws tie with the item, and t of them rank above it)
+            tail = 0.0
             for t in range(draws - b, -1, -1):
                 tail += tied_pmf[t] / (t + 1)
                 pmf[b + t] += better_pmf[b] * tail

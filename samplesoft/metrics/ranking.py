@@ -23,7 +23,8 @@ from samplesoft._validation import (
 from samplesoft.metrics.target_ranks import as_ranks
 
 METRICS = ("recall", "precision", "ndcg", "mrr")  # the metrics that `rank_metric` computes
-MIN_EXAMPLES = 3  # with fewer examples the constant C in `propensities` would be negative
+# With fewer examples the constant C in `propensities` would be negative.
+MIN_EXAMPLES = 3
 
 
 def rank_metric(name: str, k: int, ranks: ArrayLike) -> FloatArray:

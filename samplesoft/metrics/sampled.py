@@ -288,8 +288,9 @@ def _gain_moments(
         means_after = np.zeros((num_metrics, length))
         variances_after = np.zeros((num_metrics, length))
 
+        # item 0 is the start of the list, before all items
         j = depth
-        while j >= 0:  # item 0 is the start of the list, before all items
+        while j >= 0:
             means_at_j = np.zeros((num_metrics, length))
             variances_at_j = np.zeros((num_metrics, length))
             tie_start = j  # the first item of the tie of item j
@@ -308,6 +309,7 @@ def _gain_moments(
                         without_replacement,
                         pmf,
                     )
+
                     # no list reaches item j + 1 if this many draws or more come between j and j + 1
                     num_listed = min(length - j - b, draws - b + 1)
                     num_listed = max(num_listed, 0)
@@ -316,6 +318,7 @@ def _gain_moments(
                         mean = 0.0
                         for d in range(num_listed):
                             mean += pmf[d] * means_after[c, b + d]
+
                         # law of total variance, as a sum of squares: E[x^2] - E[x]^2 would cancel
                         variance = prob_unlisted * mean * mean
                         for d in range(num_listed):
@@ -388,7 +391,8 @@ def _gain_moments_of_tie(
     for item in range(last_item, first_item - 1, -1):
         # number of relevant items in the tie from `item` on
         num_left = tie_size - (item - first_item)
-        if num_left == 1:  # the most frequent case, in which this method is ten times as fast
+        if num_left == 1:
+            # the most frequent case, in which this method is ten times as fast
             _add_last_item_of_tie(
                 means_in_tie, variances_in_tie, gain_tables[min(item - 1, 1)], item
             )
@@ -401,6 +405,7 @@ def _gain_moments_of_tie(
             probability[0] = num_left / (t + num_left)
             for x in range(t):
                 probability[x + 1] = probability[x] * (t - x) / (t - x + num_left - 1.0)
+
             for b in range(length):
                 num_listed = max(0, min(t + 1, length - item - b + 1))
                 prob_unlisted = max(0.0, 1.0 - probability[:num_listed].sum())

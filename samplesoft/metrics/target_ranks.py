@@ -167,6 +167,7 @@ class TargetRanks:
         """Return the number of draws, and whether draws are without replacement, both validated."""
         draws = as_count("num_sampled", num_sampled)
         with_replacement = as_flag("replacement", replacement)
+
         min_negatives = int(self._num_negatives.min())
         if min_negatives < (1 if with_replacement else draws):
             raise ValueError(
@@ -176,6 +177,7 @@ class TargetRanks:
             )
         if not (with_replacement or self.uniform):
             raise ValueError("`replacement` must be True for draws by a `q`, got False.")
+
         return draws, not with_replacement
 
 
@@ -282,6 +284,7 @@ def _rank_items(
     num_tied = np.zeros(len(items), np.int64)
     better = np.empty(len(items))
     tied = np.empty(len(items))
+
     for p in range(len(items)):
         row = scores[examples[p]]
         mass = masses[examples[p]]
@@ -309,4 +312,5 @@ def _rank_items(
         ranks[p] = rank
         better[p] = better_mass / total_mass
         tied[p] = tied_mass / total_mass
+
     return ranks, num_tied, better, tied

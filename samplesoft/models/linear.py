@@ -29,8 +29,8 @@ from samplesoft.losses.base import SparseRows
 Gradient = NDArray[Any] | SparseRows  # gradient of a parameter: an array, or only its nonzero rows
 
 _CHUNK_VALUES = 1 << 17  # output values that a thread computes at a time
-_MAX_SORTED_ENTRIES = 1 << 18  # entries of a sparse matrix that are sorted at a time
-_MAX_PASSES = 32  # largest number of passes over the entries; each sorts a range of columns
+_MAX_SORTED_ENTRIES = 1 << 18  # sparse entries that are sorted at a time
+_MAX_PASSES = 32  # passes over all entries, each of which sorts a range of columns
 _CHUNK_UNIFORMS = 1 << 20  # random numbers that a thread draws at a time
 
 
@@ -275,7 +275,8 @@ def checked_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     for chunk in row_chunks(x.shape, _CHUNK_VALUES):
         with ignore_overflow():
             is_valid = np.isfinite(x[chunk].astype(dtype, copy=False)).all()
-        if not is_valid:  # the following raises an error that names the first such value
+        if not is_valid:
+            # this raises an error that names the first value that is not finite
             return checked_inputs(x, num_inputs, dtype)
 
     return np.asarray(x)

@@ -307,11 +307,15 @@ class LinearSoftmax:
 
     def _make_feature_layer(self, counts: ArrayLike | None, seed: int) -> FeatureLayer:
         """Return the layer of a model without an embedding."""
-        settings, n = self.settings, self.num_classes
+        settings = self.settings
+        n = self.num_classes
         sampler = None
         if settings.sampler is not None:
             # the sampler does not use class vectors, so pass placeholders of length 1
             sampler = settings.make_sampler(np.zeros((n, 1)), counts, seed)
+
+        # with more classes, each has a smaller effect on the loss
+        alpha = _DEFAULT_TOTAL_PENALTY / n if settings.alpha is None else settings.alpha
         return FeatureLayer(
             self.num_inputs,
             n,
@@ -319,8 +323,7 @@ class LinearSoftmax:
             sampler,
             settings.num_sampled,
             shared=settings.shared,
-            # with more classes, each has a smaller effect on the loss
-            alpha=_DEFAULT_TOTAL_PENALTY / n if settings.alpha is None else settings.alpha,
+            alpha=alpha,
             dtype=self.dtype,
         )
 

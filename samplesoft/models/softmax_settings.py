@@ -300,7 +300,8 @@ class SoftmaxSettings:
         )
 
         if not isinstance(self.sampler, str):
-            layer.refresh()  # a custom sampler may have been made from other class vectors
+            # a custom sampler may have been made from other class vectors
+            layer.refresh()
         return layer
 
     def make_loss(self, n: int, d: int, reduction: str) -> Loss:

@@ -14,7 +14,8 @@ from samplesoft.training.task import Task
 
 # values that are averaged at a time, few enough for the processor's cache
 _CHUNK_VALUES = 1 << 16
-_DECAY_EXPONENT = 3.0  # in an average, the weight of epoch t is about proportional to t**3
+# In an average, the weight of epoch t is about proportional to t**3.
+_DECAY_EXPONENT = 3.0
 
 
 class Refresh(Callback):

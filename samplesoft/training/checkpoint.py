@@ -35,7 +35,8 @@ FORMAT = 2
 SHARDS = "shards.npz"  # lists the files of a sharded layer
 Arrays = dict[str, NDArray[Any]]
 
-_ARRAY = "array/"  # prefix of array names, which could otherwise be argument names of numpy.savez
+# prefix of array names, which could otherwise be argument names of numpy.savez
+_ARRAY = "array/"
 _CHECKSUM_MARK = b"\nsamplesoft sha256 "
 _CHECKSUM_BYTES = len(_CHECKSUM_MARK) + 64
 _ABSENT = "nothing"  # in messages, in place of a missing setting or array
@@ -217,11 +218,14 @@ def open_checkpoint(path: str | Path, model: str | None = None) -> Iterator[Chec
                 f"{str(path)!r} must hold a {model}, got {short_repr(shown_model)}; read it with "
                 f"{reader}."
             )
+
         yield checkpoint
+
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # the message already has the file name
         if str(error).startswith(repr(str(path))):
             raise
+
         reason = f"unknown {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
         raise ValueError(
             f"{str(path)!r} must hold what this version of samplesoft writes, got something else: "
@@ -366,7 +370,8 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
         values = {"files": names, "bounds": shards.bounds.tolist(), "steps": layer.steps}
         config = {"model": SHARDS, "shape": list(rows.shape), "dtype": str(rows.dtype)}
         write_checkpoint(path, Checkpoint(config, values, {}))
-    except FileInUse:  # keep the files: the temporary file of the new list refers to them
+    except FileInUse:
+        # keep the files, because the temporary file of the new list refers to them
         raise
     except BaseException:
         _remove_files(map(path.with_name, names))
@@ -390,7 +395,8 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
 def _remove_files(files: Iterable[Path]) -> None:
     """Remove files if they exist, and ignore errors."""
     for file in files:
-        with suppress(OSError):  # on Windows, a file that is being read cannot be removed
+        # on Windows, a file that is being read cannot be removed
+        with suppress(OSError):
             retry_while_in_use(partial(file.unlink, missing_ok=True))
 
 

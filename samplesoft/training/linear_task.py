@@ -223,6 +223,7 @@ class LinearTask(Task):
         block_start = start // steps_each * steps_each
         block = self._batches[block_start : block_start + steps_each]
         self.steps_taken -= start - block_start
+
         seeds = [derive_seed(self._seed, stream, self.steps_taken) for stream in (_STEP, _DROPOUT)]
         draws = draw_steps(self.model, len(block), seeds[0], size)
 
@@ -231,10 +232,12 @@ class LinearTask(Task):
         num_raw = 0
         num_prepared = 0
         losses: list[float] = []
+
         for steps in _step_chunks(self.data.X, block, start - block_start, stop - block_start):
             x, labels, weights = self._rows(np.concatenate(block[steps]))
             num_entries = x.nnz
             x, labels = self.prepared(x, labels, num_raw)
+
             if steps.start >= start - block_start:
                 self.count(x, labels)
                 losses += take_steps(
@@ -342,6 +345,7 @@ def _step_chunks(x: Any, batches: list[IntArray], start: int, stop: int) -> list
     slices = []
     slice_start = 0
     slice_entries = 0
+
     for step in range(stop):
         step_entries = int(num_entries[batches[step]].sum())
         is_full = slice_entries + step_entries > _CHUNK_ENTRIES
@@ -350,6 +354,7 @@ def _step_chunks(x: Any, batches: list[IntArray], start: int, stop: int) -> list
             slice_start = step
             slice_entries = 0
         slice_entries += step_entries
+
     return [*slices, slice(slice_start, stop)]
 
 

@@ -77,10 +77,12 @@ def locked(folder: str | Path) -> Iterator[None]:
             content = os.read(descriptor, _MAX_HOLDER_BYTES).decode(errors="replace")
             # the file is empty if the process that holds the lock has not yet written its name
             holder = content.partition("\n")[0].strip() or "another process"
+
             remedy = "wait until it has ended, end it, or choose another folder"
             # a process on another machine may be gone without having released its lock
             if " on " in holder and not holder.endswith(f" on {host}"):
                 remedy += f"; if that machine is gone for good, delete {str(path)!r}"
+
             raise ValueError(
                 f"{str(folder)!r} is in use for training by {holder}; {remedy}."
             ) from None

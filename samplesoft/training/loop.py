@@ -334,6 +334,7 @@ def _run_step(task: Task, optimizer: Any, progress: Progress) -> float:
     """Take one step that is not fused, and return its mean loss."""
     loss, gradients = task.step(progress.epoch, progress.index)
     require_finite("loss", loss)
+
     try:
         optimizer.step(task.parameters, gradients)
     except ValueError as error:
@@ -342,6 +343,7 @@ def _run_step(task: Task, optimizer: Any, progress: Progress) -> float:
         if all(np.isfinite(array).all() for array in rows):
             raise
         raise FloatingPointError(str(error)) from error
+
     task.after_step(gradients)
     return loss
 

@@ -13,7 +13,8 @@ from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes_b
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.schedules import Schedule, default_learning_rate, make_schedule
 
-NUM_SAMPLED = 100  # default number of draws; if there are no more classes, all are scored instead
+# Default number of draws. If there are no more classes than this, all classes are scored instead.
+NUM_SAMPLED = 100
 # Draws that a batch shares are cheap: their default number is n / 32, from 100 to 1000.
 _MAX_DEFAULT_SAMPLED = 1000
 _CLASSES_PER_DRAW = 32
@@ -292,7 +293,8 @@ def _resolve_model(
 
     if scores_all_classes(requested, num_classes):
         settings |= {"sampler": None, "num_sampled": None, "shared": False}
-        if spec.draws:  # for so few classes the full softmax costs no more than a sampled one
+        # for so few classes the full softmax costs no more than a sampled one
+        if spec.draws:
             settings |= {"loss": "full", "label_reduction": "pal-n"}
     elif several_labels or requested.get("shared"):
         # draws that several labels or examples share cannot exclude all of their labels

@@ -187,7 +187,7 @@ class RetrievalTask(LinearTask):
             require_shardable(settings)
             # the workers make the sampler later; a uniform one is a placeholder until then
             model_settings = replace(
-                settings, sampler=lambda given: UniformSampler(len(given.counts))
+                settings, sampler=lambda inputs: UniformSampler(len(inputs.counts))
             )
         self.settings = settings
         self.leave_out = as_flag("leave_out", leave_out)
@@ -222,6 +222,7 @@ class RetrievalTask(LinearTask):
             # as float64, so that the hash does not depend on the dtype
             for array in (matrix.indptr, matrix.indices, matrix.data):
                 data.update(array.astype(np.float64).tobytes())
+
         return {
             "model": "retrieval",
             "data": data.hexdigest()[:16],

@@ -150,7 +150,8 @@ def train_in_locked_folder(
     optimizer = task.start(new_optimizer)
 
     config = {"task": task.config(), "training": settings.config()}
-    if schedule is not None:  # a run with a function can be resumed only with a function
+    # a run with a function as its schedule can be resumed only with a function
+    if schedule is not None:
         config["training"]["schedule"] = "a function"
 
     error_context = ErrorContext(task, Progress())
@@ -307,8 +308,10 @@ class RunFiles(Callback):
 
     def after_steps(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Write a line of the log and a checkpoint, each if its period has passed."""
+        # `end_epoch` writes the last line of an epoch, with the validation metrics
         if progress.index == task.num_steps:
-            return  # `end_epoch` writes the last line of an epoch, with the validation metrics
+            return
+
         if progress.index % self.log_every == 0:
             self.write_line(optimizer, progress)
         if self.checkpoint_every is not None and progress.index % self.checkpoint_every == 0:
@@ -336,6 +339,7 @@ class RunFiles(Callback):
             "examples_per_second": progress.examples / progress.epoch_seconds,
             **{f"validation_{name}": value for name, value in progress.metrics.items()},
         }
+
         self.last_line = line
         self.pending_lines.append(line)
         try:

@@ -12,7 +12,8 @@ from samplesoft.models.linear import Gradient
 from samplesoft.optimizers.base import Optimizer
 from samplesoft.training.checkpoint import Arrays
 
-NUM_EXAMPLES = 300  # largest number of examples whose contexts a task stores in a checkpoint
+# The largest number of examples whose contexts a task stores in a checkpoint.
+NUM_EXAMPLES = 300
 
 
 class Task(ABC):

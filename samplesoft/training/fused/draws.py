@@ -15,7 +15,7 @@ from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers.base import Draw
 from samplesoft.training.fused.eligible import FULL_LOSSES, supported_base_loss
 
-_MAX_CALL_DRAWS = 1 << 18  # largest number of draws plus examples in all steps of a call
+_MAX_CALL_DRAWS = 1 << 18  # draws plus examples in all steps of a call
 _MAX_CALL_STEPS = 512
 
 

@@ -250,8 +250,9 @@ def _make_workspace(
     batch: int, max_classes: int, num_pairs: int, dim: int, width: int, dtype: Any
 ) -> Workspace:
     """Return an uninitialised workspace for steps of at most `batch` examples."""
-    blocks = -(-batch // BLOCK_EXAMPLES), -(-max_classes // width)
+    num_blocks = -(-batch // BLOCK_EXAMPLES), -(-max_classes // width)
     contexts, z, d_embedded = np.empty((3, batch, dim), dtype)
+
     return Workspace(
         contexts=contexts,
         context_norms=np.empty(batch),
@@ -259,7 +260,7 @@ def _make_workspace(
         d_embedded=d_embedded,
         class_vectors=np.empty((max_classes, dim), dtype),
         class_norms=np.empty(max_classes),
-        d_sampled=np.empty((*blocks, BLOCK_EXAMPLES * width), dtype),
+        d_sampled=np.empty((*num_blocks, BLOCK_EXAMPLES * width), dtype),
         label_scores=np.empty(num_pairs),
         d_labels=np.empty(num_pairs),
         pair_losses=np.empty(num_pairs),

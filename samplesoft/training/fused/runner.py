@@ -80,10 +80,12 @@ def make_worker_workspace(steps: StepBlock, loss_kernel: LossKernel) -> WorkerWo
     max_classes, dim = steps.workspace.class_vectors.shape
     dtype = steps.workspace.class_vectors.dtype
     max_rows = max(steps.classes_per_block, BLOCK_EXAMPLES, _BLOCK_FEATURES)
+
     # a loss that merges exponentials computes logits in the dtype of the scores, others in float64
     merges = loss_kernel.merge is not None and loss_kernel.adds_exponentials
     logit_dtype = dtype if merges else np.float64
     num_logits = max(steps.classes.log_counts.shape[1], max_classes)
+
     return WorkerWorkspace(
         scores=np.empty(BLOCK_EXAMPLES * max_classes, dtype),
         gradients=np.empty(max_rows * dim, dtype),
@@ -382,13 +384,15 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 stop = min(start + BLOCK_EXAMPLES, end)
                 row_begin = start - begin
                 block_rows = slice(row_begin, stop - begin)
+                pair_start = pairs.offsets[start]
+                pair_stop = pairs.offsets[stop]
+
                 z = shared.z[block_rows]
                 d_embedded = shared.d_embedded[block_rows]
                 contexts = shared.contexts[block_rows]
                 norms = shared.context_norms[block_rows]
-                pair_start = pairs.offsets[start]
-                pair_stop = pairs.offsets[stop]
                 d_sampled_blocks = shared.d_sampled[row_begin // BLOCK_EXAMPLES]
+
                 _embed_examples(
                     loss,
                     entries.offsets[start : stop + 1],
@@ -492,6 +496,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                     d_embedded,
                     local.product,
                 )
+
                 add_label_context_gradients(
                     shared.d_labels,
                     shared.class_vectors,
@@ -514,6 +519,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 stop = min(start + width, num_classes)
                 gradient = local.gradients[: (stop - start) * dim].reshape((stop - start, dim))
                 z = shared.z[: end - begin]
+
                 class_gradients_of_draws(
                     shared.d_sampled,
                     start // width,
@@ -523,6 +529,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                     gradient,
                     local.product,
                 )
+
                 _add_label_class_gradients(
                     pairs,
                     shared.d_labels,

@@ -27,7 +27,7 @@ from samplesoft.training.fused.runner import (
 )
 
 _MIN_PARALLEL_MULTIPLICATIONS = 1 << 21  # steps with fewer multiplications run on one thread
-_RELEASED_BARRIER = 1 << 62  # a number of arrivals at which no worker waits at any barrier
+_RELEASED_BARRIER = 1 << 62  # number of arrivals at which no worker waits
 
 
 def take_steps(
@@ -135,6 +135,7 @@ def _loss_settings(loss: Loss) -> LossSettings:
     keeps_other_hits = not loss.mask_other_labels
     # one versus all counts a draw once for an example, so that hits of any of its labels are alike
     counts_draws_once = loss.label_reduction == "ova"
+
     return LossSettings(
         tau=loss.tau,
         normalize=loss.normalize,
