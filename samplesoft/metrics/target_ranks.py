@@ -154,9 +154,9 @@ class TargetRanks:
         return np.where(self._index_in_example > 0, np.diff(values, prepend=values[0]), 0)
 
     def _tie_sizes(self) -> IntArray:
-        """Return an array (P,) with the number of relevant items in a tie at the tie's first item.
+        """Return an array (P,): at the first item of each tie, the number of its relevant items.
 
-        It is 0 at all other items. An item without a tie counts as a tie of one.
+        The array is 0 at all other items. An item without a tie counts as a tie of one.
         """
         starts = np.flatnonzero(~self._ties_with_previous)
         sizes = np.zeros(len(self.ranks), np.int64)

@@ -70,7 +70,7 @@ class FeatureLayer(SoftmaxLayer):
         if sampler is not None and sampler.dim is not None:
             raise ValueError(
                 f"`sampler` must not look at inputs, got a {type(sampler).__name__} for vectors of "
-                f"{sampler.dim} numbers; take one such as 'unigram', or an `embedding_dim`."
+                f"{sampler.dim} numbers; use one such as 'unigram', or set an `embedding_dim`."
             )
 
         super().__init__(
@@ -250,10 +250,10 @@ class FeatureCache(NamedTuple):
 
 
 def with_intercept(x: Any, num_features: int) -> tuple[Rows, IntArray]:
-    """Return contexts (B, f), the dense columns of inputs (B, v), and their features (f,).
+    """Return dense contexts (B, f) for inputs (B, v), and the feature (f,) of each column.
 
-    Of sparse inputs only the columns that have entries become dense. A column of ones is appended
-    for the intercept, which is feature v.
+    For sparse inputs, columns without entries are omitted. A column of ones is appended for the
+    intercept, which is feature v.
     """
     ones = np.ones((x.shape[0], 1), x.dtype)
     if isinstance(x, np.ndarray):
@@ -266,7 +266,10 @@ def with_intercept(x: Any, num_features: int) -> tuple[Rows, IntArray]:
 
 
 def _local_labels(labels: Any, targets: Targets, classes: IntArray) -> Any:
-    """Return the labels as indices into the ascending `classes` (k,), in the form of `labels`."""
+    """Return the labels as indices into the ascending `classes` (k,).
+
+    The result is an array or a CSR matrix, like `labels`.
+    """
     if targets.example_ids is None:
         return np.searchsorted(classes, targets.labels)
     matrix = as_csr("labels", labels)

@@ -181,7 +181,7 @@ def sparse_product(x: sparse.csr_array, weights: NDArray[Any]) -> NDArray[Any]:
 
 
 def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) -> SparseRows:
-    """Return ``x.T @ dy`` (v, d) as its rows for the columns of `x` that have entries.
+    """Return the rows of ``x.T @ dy`` (v, d) for the columns of `x` that have entries.
 
     Each row is computed by one thread.
     """
@@ -283,7 +283,7 @@ def checked_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
 
 
 def select_rows(x: Any, chunk: slice, dtype: np.dtype[Any]) -> Any:
-    """Return a slice of the rows of `checked_rows`, converted to `dtype` and C order."""
+    """Return a slice of the rows of `x`, a result of `checked_rows`, as `dtype` in C order."""
     rows = x[chunk].astype(dtype, copy=False)
     return rows if sparse.issparse(rows) else np.ascontiguousarray(rows)
 

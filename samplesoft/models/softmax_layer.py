@@ -157,15 +157,15 @@ class SoftmaxLayer:
 
             if loss.excludes_label and self.shared:
                 raise ValueError(
-                    f"`shared` must be False with scheme={loss.scheme!r}, for one set cannot leave "
-                    "out the label of each example; take a loss with scheme='masked'."
+                    f"`shared` must be False with scheme={loss.scheme!r}, because one set cannot "
+                    "exclude the label of each example; use a loss with scheme='masked'."
                 )
 
             self.num_sampled = as_count("num_sampled", num_sampled, loss.properties.min_draws)
         elif sampler is not None or num_sampled is not None:
             raise ValueError(
                 f"`sampler` and `num_sampled` must be None for {type(loss).__name__}, which draws "
-                "nothing; leave them out, or take a sampled loss."
+                "nothing; omit them, or use a sampled loss."
             )
 
         # determined once, because in each step calls of methods that do nothing would take as long

@@ -149,15 +149,15 @@ class SoftmaxSettings:
         if not is_object and loss.needs_label_count and not SAMPLERS[str(self.sampler)].every_class:
             raise ValueError(
                 f"`sampler` must draw every class with loss={self.loss!r}, got {self.sampler!r}, "
-                "which never draws labels that are not among its candidates; take a loss such as "
+                "which never draws labels that are not among its candidates; use a loss such as "
                 "'sampled' or 'sampled-masked'."
             )
 
         if shared and not loss.shares_draws:
             losses = repr(loss.masked or "sampled-masked")
             raise ValueError(
-                f"`shared` must be False with loss={self.loss!r}, for one set of draws cannot "
-                f"leave out the label of each example; take loss={losses}."
+                f"`shared` must be False with loss={self.loss!r}, because one set of draws cannot "
+                f"exclude the label of each example; use loss={losses}."
             )
 
     def resolved(self) -> Self:

@@ -254,7 +254,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, np.generic):
             return value.item()
         raise TypeError(
-            f"settings must be plain JSON, got {type(value).__name__}; give numbers, strings, "
+            f"settings must be plain JSON, got {type(value).__name__}; use numbers, strings, "
             "lists or dicts."
         )
 

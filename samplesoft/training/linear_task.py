@@ -266,7 +266,10 @@ class LinearTask(Task):
         return examples._replace(X=examples.X.astype(self.model.dtype, copy=False))
 
     def _draw_seed(self, step: int) -> int:
-        """Return a seed that gives the next step, step `step`, the draws of fused training."""
+        """Return a seed with which step `step` gets the draws that it has in fused training.
+
+        `step` must be the next step of the current epoch.
+        """
         row = step % steps_per_call(self.model, self._batch_size())
         return OffsetSeed(derive_seed(self._seed, _STEP, self.steps_taken - row), row)
 

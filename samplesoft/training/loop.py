@@ -158,8 +158,7 @@ def require_callbacks(callbacks: Any) -> None:
     """Raise TypeError unless `callbacks` is a sequence of callbacks."""
     if not isinstance(callbacks, Sequence):
         raise TypeError(
-            f"`callbacks` must be a list of callbacks, got {type(callbacks).__name__}; put it into "
-            "one."
+            f"`callbacks` must be a list of callbacks, got {type(callbacks).__name__}; pass a list."
         )
     for callback in callbacks:
         if not isinstance(callback, Callback):

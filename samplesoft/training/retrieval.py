@@ -426,5 +426,5 @@ def _require_same_items(inputs: Matrix, labels: Matrix) -> None:
     if inputs.shape != labels.shape or not has_same_entries:
         raise ValueError(
             "`labels` must be the items of `inputs` where `leave_out` is True, got shapes "
-            f"{inputs.shape} and {labels.shape}, or other places; give one matrix for both."
+            f"{inputs.shape} and {labels.shape}, or other positions; pass one matrix for both."
         )

@@ -285,7 +285,7 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
         # language models have the first of these entries, models of sparse inputs the second
         softmax = task.get("softmax", task.get("linear_softmax"))
         if softmax is None or "h" not in examples:
-            remedy = "take one of samplesoft train"
+            remedy = "use one of samplesoft train"
             if "linear_softmax" in {**config, **task}:
                 remedy = "name a file of examples with --input"
             raise ValueError(

@@ -339,9 +339,9 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
         local: WorkerWorkspace,
         arrived: IntArray,
         worker: int,
-        workers: int,
+        num_workers: int,
     ) -> None:
-        """Take all steps, as worker number `worker` of `workers` that run this concurrently.
+        """Take all steps, as worker number `worker` of `num_workers` that run this concurrently.
 
         `arrived` (1,) counts the arrivals at barriers.
         """
@@ -366,7 +366,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
             hyper_parameters = parameters.hyper_parameters[s]
 
             # 1. class vectors
-            for start in range(worker * width, num_classes, workers * width):
+            for start in range(worker * width, num_classes, num_workers * width):
                 stop = min(start + width, num_classes)
                 gather_rows(
                     classes.ids[s, start:stop],
@@ -377,10 +377,10 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 )
 
             num_barriers += 1
-            barrier_wait(arrived, workers, num_barriers)
+            barrier_wait(arrived, num_workers, num_barriers)
 
             # 2. losses, derivatives in scores, and gradients of contexts
-            for start in range(begin + worker * BLOCK_EXAMPLES, end, workers * BLOCK_EXAMPLES):
+            for start in range(begin + worker * BLOCK_EXAMPLES, end, num_workers * BLOCK_EXAMPLES):
                 stop = min(start + BLOCK_EXAMPLES, end)
                 row_begin = start - begin
                 block_rows = slice(row_begin, stop - begin)
@@ -405,6 +405,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                     z,
                 )
 
+                # scores of the draws and of the labels
                 score_draws(shared.class_vectors, z, num_drawn, width, local.scores, local.product)
 
                 num_logits = len(class_of_draw) if len(class_of_draw) > 0 else num_drawn
@@ -441,6 +442,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                     shared.d_labels, sampled_scores, pairs.example_ids, row_begin, pair_start
                 )
 
+                # losses, and their derivatives in the scores
                 differentiate(
                     Pairs(
                         label_logits=shared.d_labels,
@@ -488,6 +490,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                     steps.example_weights, start, stop, d_scores, num_drawn, width, d_sampled_blocks
                 )
 
+                # gradients of the contexts, and of the embedded inputs
                 context_gradients_of_draws(
                     d_sampled_blocks,
                     shared.class_vectors,
@@ -510,12 +513,12 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 _convert_to_embedded_gradients(loss, contexts, norms, d_embedded)
 
             num_barriers += 1
-            barrier_wait(arrived, workers, num_barriers)
+            barrier_wait(arrived, num_workers, num_barriers)
             if steps.diverged[_BAD_LOSS] != 0:  # no update with a loss that is not finite
                 return
 
             # 3. gradients of classes
-            for start in range(worker * width, num_classes, workers * width):
+            for start in range(worker * width, num_classes, num_workers * width):
                 stop = min(start + width, num_classes)
                 gradient = local.gradients[: (stop - start) * dim].reshape((stop - start, dim))
                 z = shared.z[: end - begin]
@@ -552,7 +555,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
             # 4. gradients of features
             low = entries.offsets[begin]
             num_unique = entries.num_unique[s]
-            for start in range(worker * _BLOCK_FEATURES, num_unique, workers * _BLOCK_FEATURES):
+            for start in range(worker * _BLOCK_FEATURES, num_unique, num_workers * _BLOCK_FEATURES):
                 stop = min(start + _BLOCK_FEATURES, num_unique)
                 gradient = local.gradients[: (stop - start) * dim].reshape((stop - start, dim))
                 weighted_rows(
@@ -568,7 +571,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 )
 
             # 5. gradient of the intercept, on the last worker, which has the fewest blocks
-            if worker == workers - 1:
+            if worker == num_workers - 1:
                 gradient = local.gradients[:dim].reshape((1, dim))
                 _sum_rows(shared.d_embedded[: end - begin], gradient)
                 num_rejected += update_rows(
@@ -579,7 +582,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 steps.diverged[_BAD_GRADIENT] = 1
 
             num_barriers += 1
-            barrier_wait(arrived, workers, num_barriers)
+            barrier_wait(arrived, num_workers, num_barriers)
 
     if not draws_are_classes:
         run.__name__ = "run_of_draws"

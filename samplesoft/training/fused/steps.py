@@ -156,21 +156,21 @@ def _run_on_threads(
     """Call the kernel `run` on one thread, or on all threads if the steps are large enough."""
     arrived = np.zeros(1, np.int64)
     num_multiplications = steps.batch_size * num_draws * steps.workspace.z.shape[1]
-    num_workers = num_threads() if num_multiplications > _MIN_PARALLEL_MULTIPLICATIONS else 1
+    max_workers = num_threads() if num_multiplications > _MIN_PARALLEL_MULTIPLICATIONS else 1
 
     # allocate before any worker waits at a barrier, because allocation may fail
-    workspaces = [make_worker_workspace(steps, loss_kernel) for _ in range(num_workers)]
+    workspaces = [make_worker_workspace(steps, loss_kernel) for _ in range(max_workers)]
 
-    def run_worker(worker: int, workers: int) -> None:
+    def run_worker(worker: int, num_workers: int) -> None:
         try:
-            run(steps, parameters, workspaces[worker], arrived, worker, workers)
+            run(steps, parameters, workspaces[worker], arrived, worker, num_workers)
         except BaseException:
             # release the other workers, which would otherwise wait at a barrier forever
             arrived[0] = _RELEASED_BARRIER
             raise
 
     with ignore_overflow():
-        run_in_lockstep(run_worker, num_workers)
+        run_in_lockstep(run_worker, max_workers)
 
 
 def _prepare_parameters(
