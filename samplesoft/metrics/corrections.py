@@ -244,21 +244,21 @@ def estimate_rank_distribution(
     observed = observed / observed.sum()
 
     tolerance = as_positive("tol", tol)
-    size = as_count("num_candidates", num_candidates)
+    num_ranks = as_count("num_candidates", num_candidates)
     m = len(observed) - 1
-    max_draws = m if as_flag("replacement", replacement) else size - 1
-    if size < 2 or not 1 <= m <= max_draws:
+    max_draws = m if as_flag("replacement", replacement) else num_ranks - 1
+    if num_ranks < 2 or not 1 <= m <= max_draws:
         raise ValueError(
-            f"`counts` must have shape (m + 1,), for m from 1 draw to all of the {size - 1} "
+            f"`counts` must have shape (m + 1,), for m from 1 draw to all of the {num_ranks - 1} "
             f"negatives, got {observed.shape}; with replacement m may be larger."
         )
 
-    targets = TargetRanks(np.arange(1, size + 1), size)
+    targets = TargetRanks(np.arange(1, num_ranks + 1), num_ranks)
     draws, without_replacement = targets._checked_draws(m, replacement)
-    require_memory("num_candidates", size, 8.0 * size * (draws + 1))
+    require_memory("num_candidates", num_ranks, 8.0 * num_ranks * (draws + 1))
     distributions = rank_distributions(targets, slice(None), draws, without_replacement)
 
-    estimate = np.full(size, 1.0 / size)
+    estimate = np.full(num_ranks, 1.0 / num_ranks)
     for _ in range(5000):
         ratio = np.divide(
             observed, estimate @ distributions, out=np.zeros_like(observed), where=observed > 0.0

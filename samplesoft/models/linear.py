@@ -205,10 +205,10 @@ def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) 
             chunk.start + np.flatnonzero((start <= x.indices[chunk]) & (x.indices[chunk] < stop))
             for chunk in entry_chunks
         ]
-        found = _transposed_product_of_entries(x, np.concatenate(entries), dy, num_inputs)
-        new_rows = slice(num_done, num_done + len(found.ids))
-        ids[new_rows] = found.ids
-        rows[new_rows] = found.rows
+        block = _transposed_product_of_entries(x, np.concatenate(entries), dy, num_inputs)
+        new_rows = slice(num_done, num_done + len(block.ids))
+        ids[new_rows] = block.ids
+        rows[new_rows] = block.rows
         num_done = new_rows.stop
 
     return SparseRows(ids, rows)
@@ -265,8 +265,8 @@ def checked_rows(x: Any, num_inputs: int, dtype: np.dtype[Any]) -> Any:
     converts a few rows at a time.
     """
     if not isinstance(x, np.ndarray) and sparse.issparse(x):
-        kind: Any = getattr(x, "dtype", None)
-        return _checked_csr(x, num_inputs, None if kind in (np.float32, np.float64) else dtype)
+        x_dtype: Any = getattr(x, "dtype", None)
+        return _checked_csr(x, num_inputs, None if x_dtype in (np.float32, np.float64) else dtype)
 
     is_plain = type(x) in (np.ndarray, np.memmap) and x.dtype in (np.float32, np.float64)
     if not is_plain or x.ndim != 2 or not x.size or x.shape[1] != num_inputs:
@@ -317,12 +317,12 @@ def _checked_csr(x: Any, num_inputs: int, dtype: np.dtype[Any] | None) -> Any:
 def as_float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """Return `dtype` as a NumPy dtype; raise TypeError unless it is float32 or float64."""
     try:
-        kind = np.dtype(dtype)
+        float_dtype = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
         raise TypeError(f"`dtype` must be float32 or float64: {error}.") from None
-    if kind not in (np.float32, np.float64):
-        raise TypeError(f"`dtype` must be float32 or float64, got {kind}.")
-    return kind
+    if float_dtype not in (np.float32, np.float64):
+        raise TypeError(f"`dtype` must be float32 or float64, got {float_dtype}.")
+    return float_dtype
 
 
 def require_finite_outputs(y: NDArray[Any]) -> None:

@@ -199,14 +199,14 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         dim = self.embedding_dim
         # the intercept of a model without an embedding counts as one more input
         nodes = 2 * classes if LOSSES[self.loss].on_tree else classes
-        size = (inputs + 1) * classes if dim is None else (inputs + nodes) * dim
+        num_values = (inputs + 1) * classes if dim is None else (inputs + nodes) * dim
 
         remedy = "lower `embedding_dim`, or number inputs and classes from 0 without gaps"
         if dim is None:
             remedy = "take an `embedding_dim`"
         require_bytes(
             f"vectors for `num_inputs` = {num_inputs:,} and `num_classes` = {num_classes:,}",
-            size * dtype.itemsize,
+            num_values * dtype.itemsize,
             remedy,
         )
 
@@ -566,9 +566,9 @@ class LinearSoftmax:
             return x
 
         if isinstance(x, np.ndarray):
-            kept = uniform_block(stream_key(int(key)), *x.shape) >= rate
+            is_kept = uniform_block(stream_key(int(key)), *x.shape) >= rate
             with ignore_overflow():  # the layer rejects infinity
-                return x * (kept * x.dtype.type(1.0 / (1.0 - rate)))
+                return x * (is_kept * x.dtype.type(1.0 / (1.0 - rate)))
 
         kept_inputs = select_entries(x, uniform_slice(key, first, x.nnz) >= rate)
         with ignore_overflow():

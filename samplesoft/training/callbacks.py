@@ -57,11 +57,13 @@ class Average(Callback):
         # section 4 of the paper with eta = 3; the first weight is 1, which replaces initial values
         weight = (_DECAY_EXPONENT + 1.0) / (_DECAY_EXPONENT + self._epochs)
         for name, array in self.parameters.items():
-            mean = array.reshape(-1)
-            new = parameters[name].reshape(-1)
+            averages = array.reshape(-1)
+            epoch_values = parameters[name].reshape(-1)
             # in chunks, because a temporary array as large as the parameter takes too much memory
-            for chunk in chunks(len(mean), _CHUNK_VALUES):
-                mean[chunk] += mean.dtype.type(weight) * (new[chunk] - mean[chunk])
+            for chunk in chunks(len(averages), _CHUNK_VALUES):
+                averages[chunk] += averages.dtype.type(weight) * (
+                    epoch_values[chunk] - averages[chunk]
+                )
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Add the parameters of the epoch to the average."""
@@ -75,12 +77,12 @@ class Average(Callback):
     @contextmanager
     def in_place_of(self, parameters: Arrays) -> Iterator[None]:
         """Return a context in which `parameters` hold the averages; it restores them at its end."""
-        before = copied(parameters)
+        original = copied(parameters)
         copy_values(self.parameters, parameters)
         try:
             yield
         finally:
-            copy_values(before, parameters)
+            copy_values(original, parameters)
 
 
 class Score(Callback):

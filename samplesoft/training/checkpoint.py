@@ -119,14 +119,14 @@ def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
                 "leave Python objects out, or convert them."
             )
 
-    about = {"format": FORMAT, "config": checkpoint.config, "values": checkpoint.values}
+    header = {"format": FORMAT, "config": checkpoint.config, "values": checkpoint.values}
     # reject NaN, which is not valid JSON, and which other programs could not read
-    text = json.dumps(about, allow_nan=False)
+    header_json = json.dumps(header, allow_nan=False)
     arrays: dict[str, Any] = {_ARRAY + name: a for name, a in checkpoint.arrays.items()}
 
     with explain_write_errors(path), draft_path(path) as draft, open(draft, "w+b") as stream:
         # as bytes, because NumPy stores text in four bytes a character
-        np.savez(stream, about=np.frombuffer(text.encode(), np.uint8), **arrays)
+        np.savez(stream, about=np.frombuffer(header_json.encode(), np.uint8), **arrays)
         stream.seek(0)
         # the checksums of the zip format are of single arrays, and cannot detect a missing array
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -178,16 +178,16 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         # verify the checksum before parsing, because a damaged file may have any content
         _require_checksum(stream)
         archive = ArrayArchive(path, stream)
-        about = read_json(archive.read(["about"])["about"].tobytes())
-        config = about["config"]
-        values = about["values"]
+        header = read_json(archive.read(["about"])["about"].tobytes())
+        config = header["config"]
+        values = header["values"]
         names = [name for name in archive.names if name.startswith(_ARRAY)]
         # do not read arrays of another format, which may have any meaning and size
-        arrays = archive.read(names) if about["format"] == FORMAT else {}
+        arrays = archive.read(names) if header["format"] == FORMAT else {}
 
-    if about["format"] != FORMAT:
+    if header["format"] != FORMAT:
         raise ValueError(
-            f"{str(path)!r} is a checkpoint of format {short_repr(about['format'])}, and this "
+            f"{str(path)!r} is a checkpoint of format {short_repr(header['format'])}, and this "
             "version "
             f"of samplesoft reads format {FORMAT}; use the version that wrote it, or train anew in "
             "another folder."
@@ -267,12 +267,12 @@ def require_config(
 ) -> None:
     """Raise a ValueError that names all stored settings that differ from the expected ones."""
     # stored settings were converted by JSON; convert the expected settings in the same way
-    old = _flatten(stored)
-    new = _flatten(plain(expected))
+    stored = _flatten(stored)
+    expected = _flatten(plain(expected))
     different = [
-        f"{name} = {_repr_or_absent(old, name)} (asked for: {_repr_or_absent(new, name)})"
-        for name in dict.fromkeys([*new, *old])
-        if old.get(name, _ABSENT) != new.get(name, _ABSENT)
+        f"{name} = {_repr_or_absent(stored, name)} (asked for: {_repr_or_absent(expected, name)})"
+        for name in dict.fromkeys([*expected, *stored])
+        if stored.get(name, _ABSENT) != expected.get(name, _ABSENT)
     ]
 
     if different:
@@ -355,8 +355,8 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
     shards = layer.shards
     old_files = []
     if path.exists():
-        with open_checkpoint(path, SHARDS) as old:
-            old_files = [path.with_name(name) for name in old.values["files"]]
+        with open_checkpoint(path, SHARDS) as old_listing:
+            old_files = [path.with_name(name) for name in old_listing.values["files"]]
 
     # unique file names, so that concurrent writers do not overwrite each other's files
     writer = writer_name()
@@ -378,8 +378,8 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
         raise
 
     # this may be the list of a concurrent writer
-    with open_checkpoint(path, SHARDS) as current:
-        listed_files = {*current.values["files"]}
+    with open_checkpoint(path, SHARDS) as new_listing:
+        listed_files = {*new_listing.values["files"]}
 
     own_process = str(os.getpid())
     for leftover in path.parent.glob("shard-*-*.npz"):
@@ -423,12 +423,12 @@ class StoredShards:
     """
 
     def __init__(self, path: Path) -> None:
-        with open_checkpoint(path, SHARDS) as about:
-            self._files = [path.with_name(name) for name in about.values["files"]]
-            self._bounds = about.values["bounds"]
-            self.steps = about.values["steps"]
-            self.shape = tuple(about.config["shape"])
-            self.dtype = np.dtype(about.config["dtype"])
+        with open_checkpoint(path, SHARDS) as listing:
+            self._files = [path.with_name(name) for name in listing.values["files"]]
+            self._bounds = listing.values["bounds"]
+            self.steps = listing.values["steps"]
+            self.shape = tuple(listing.config["shape"])
+            self.dtype = np.dtype(listing.config["dtype"])
         self.folder = str(path.parent)
 
     def part(self, lo: int, hi: int) -> tuple[NDArray[Any], Arrays]:

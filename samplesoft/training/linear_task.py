@@ -204,13 +204,13 @@ class LinearTask(Task):
         The first `first` steps of the epoch must have been taken, and `last` must be at most
         ``fused_block_end(optimizer, epoch, first)``.
         """
-        before = self.steps_taken
+        steps_before = self.steps_taken
         try:
             losses = self._run_fused_steps(optimizer, first, last)
         except BaseException:
-            self.steps_taken = before
+            self.steps_taken = steps_before
             raise
-        self.steps_taken = before + last - first
+        self.steps_taken = steps_before + last - first
         return losses
 
     def _run_fused_steps(self, optimizer: Any, start: int, stop: int) -> list[float]:
@@ -218,14 +218,14 @@ class LinearTask(Task):
         # draw and prepare from the start of the block even if a resumed run begins within it, so
         # that the random streams are the same
 
-        size = self._batch_size()
-        steps_each = steps_per_call(self.model, size)
+        batch_size = self._batch_size()
+        steps_each = steps_per_call(self.model, batch_size)
         block_start = start // steps_each * steps_each
         block = self._batches[block_start : block_start + steps_each]
         self.steps_taken -= start - block_start
 
         seeds = [derive_seed(self._seed, stream, self.steps_taken) for stream in (_STEP, _DROPOUT)]
-        draws = draw_steps(self.model, len(block), seeds[0], size)
+        draws = draw_steps(self.model, len(block), seeds[0], batch_size)
 
         # The block has one random stream. The positions in the stream are the numbers of entries in
         # earlier steps of the block, before `prepared` and after it.
@@ -246,7 +246,7 @@ class LinearTask(Task):
                     x,
                     labels,
                     weights,
-                    size,
+                    batch_size,
                     seeds,
                     draws=draws.at_steps(steps),
                     first_entry=num_prepared,
@@ -270,8 +270,9 @@ class LinearTask(Task):
 
         `step` must be the next step of the current epoch.
         """
-        row = step % steps_per_call(self.model, self._batch_size())
-        return OffsetSeed(derive_seed(self._seed, _STEP, self.steps_taken - row), row)
+        index_in_block = step % steps_per_call(self.model, self._batch_size())
+        seed = derive_seed(self._seed, _STEP, self.steps_taken - index_in_block)
+        return OffsetSeed(seed, index_in_block)
 
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
         """Return inputs and labels as training uses them; a subclass may hide items, for example.
@@ -308,10 +309,10 @@ class LinearTask(Task):
         """
         self.model.after_step(gradients)
         # more often in early steps, in which the random initial vectors move most
-        done = self.steps_taken + 1
-        if done >= _FIRST_REFRESH_STEPS and done & (done - 1) == 0:
+        num_steps_taken = self.steps_taken + 1
+        if num_steps_taken >= _FIRST_REFRESH_STEPS and num_steps_taken & (num_steps_taken - 1) == 0:
             self.model.softmax.refresh()
-        self.steps_taken = done
+        self.steps_taken = num_steps_taken
 
     def refresh(self) -> None:
         """Rebuild the sampler from all class vectors."""

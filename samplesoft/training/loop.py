@@ -178,9 +178,8 @@ def unchanged_on_error(estimator: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        estimator.__dict__ = (
-            attributes  # a single assignment, which another Ctrl-C cannot interrupt
-        )
+        # a single assignment, which another Ctrl-C cannot interrupt
+        estimator.__dict__ = attributes
         raise
 
 
@@ -298,12 +297,8 @@ def _run_epoch(
         ends = [(progress.index // every + 1) * every for every in periods]
         end = min(ends, default=task.num_steps)
         with guard():
-            _run_steps(
-                task,
-                optimizer,
-                progress,
-                int(min(end, progress.index + max_steps - progress.step)),
-            )
+            max_end = int(min(end, progress.index + max_steps - progress.step))
+            _run_steps(task, optimizer, progress, max_end)
         for callback in callbacks:
             callback.after_steps(task, optimizer, progress)
 
@@ -316,16 +311,16 @@ def _run_epoch(
 
 def _run_steps(task: Task, optimizer: Any, progress: Progress, max_end: int) -> None:
     """Take and count one step, or a fused block of steps that ends at step `max_end` or before."""
-    first = progress.index
+    first_index = progress.index
     start_time = time.perf_counter()
-    end = task.fused_block_end(optimizer, progress.epoch, first)
+    end = task.fused_block_end(optimizer, progress.epoch, first_index)
     if end is None:
         losses = [_run_step(task, optimizer, progress)]
     else:
-        losses = task.run_fused_steps(optimizer, progress.epoch, first, min(end, max_end))
+        losses = task.run_fused_steps(optimizer, progress.epoch, first_index, min(end, max_end))
 
     seconds = (time.perf_counter() - start_time) / len(losses)
-    for index, loss in enumerate(losses, start=first):
+    for index, loss in enumerate(losses, start=first_index):
         progress.add(loss, task.num_examples_in(index), seconds)
 
 

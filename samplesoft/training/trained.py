@@ -127,8 +127,8 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
     with open_checkpoint(path) as (config, values, arrays):
         # a run describes the model in the entry "task" of its config, a classifier in the config
         config = config.get("task", config)
-        about = config.get("linear_softmax")
-        if about is None:
+        description = config.get("linear_softmax")
+        if description is None:
             raise ValueError(
                 f"{str(path)!r} must hold a model that ranks classes for sparse inputs, got "
                 f"{short_repr(config.get('model', 'something else'))}; take best.npz of samplesoft "
@@ -136,21 +136,21 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             )
 
         # prediction needs no sampler
-        on_tree = about.get("on_tree", False)
+        on_tree = description.get("on_tree", False)
         counts = arrays["counts" if "counts" in arrays else "examples/counts"]
         settings = LinearSoftmaxSettings(
             loss="hierarchical" if on_tree else "full",
             sampler=None,
             num_sampled=None,
-            **{name: about[name] for name in ("tau", "normalize", "embedding_dim")},
+            **{name: description[name] for name in ("tau", "normalize", "embedding_dim")},
         )
 
         model = LinearSoftmax(
-            about["num_inputs"],
-            about["num_classes"],
+            description["num_inputs"],
+            description["num_classes"],
             settings,
             counts=counts if on_tree else None,
-            dtype=about["dtype"],
+            dtype=description["dtype"],
             rng=0,
         )
 
@@ -162,11 +162,11 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
 
         return TrainedLinearSoftmax(
             model,
-            about["unit_inputs"],
-            about["leave_out"],
+            description["unit_inputs"],
+            description["leave_out"],
             stored_classes(config, arrays),
             counts,
-            about["absolute"],
+            description["absolute"],
             values["step"] if "step" in values else values["learner"]["num_steps"],
         )
 

@@ -410,13 +410,13 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
 
                 num_logits = len(class_of_draw) if len(class_of_draw) > 0 else num_drawn
                 shape = (len(z), num_logits)
-                size = len(z) * num_logits
-                d_sampled = local.d_sampled[:size].reshape(shape)
+                num_scores = len(z) * num_logits
+                d_sampled = local.d_sampled[:num_scores].reshape(shape)
 
                 if draws_are_classes:  # known at compile time
-                    sampled_scores = local.scores[:size].reshape(shape)
+                    sampled_scores = local.scores[:num_scores].reshape(shape)
                 else:
-                    sampled_scores = local.sampled_scores[:size].reshape(shape)
+                    sampled_scores = local.sampled_scores[:num_scores].reshape(shape)
                     _write_draw_scores(loss, class_of_draw, local.scores, num_drawn, sampled_scores)
 
                 score_labels(
@@ -553,19 +553,19 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 )
 
             # 4. gradients of features
-            low = entries.offsets[begin]
+            first_entry = entries.offsets[begin]
             num_unique = entries.num_unique[s]
             for start in range(worker * _BLOCK_FEATURES, num_unique, num_workers * _BLOCK_FEATURES):
                 stop = min(start + _BLOCK_FEATURES, num_unique)
                 gradient = local.gradients[: (stop - start) * dim].reshape((stop - start, dim))
                 weighted_rows(
-                    entries.feature_offsets[low + s + start : low + s + stop + 1],
+                    entries.feature_offsets[first_entry + s + start : first_entry + s + stop + 1],
                     entries.example_ids,
                     entries.values_by_feature,
                     shared.d_embedded,
                     gradient,
                 )
-                ids = entries.unique_features[low + start : low + stop]
+                ids = entries.unique_features[first_entry + start : first_entry + stop]
                 num_rejected += update_rows(
                     ids, gradient, parameters.inputs, hyper_parameters, limit
                 )

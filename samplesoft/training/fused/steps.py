@@ -95,8 +95,8 @@ def take_steps(
     # the loss adds its offset to all scores; it is subtracted from the corrections instead
     offset = getattr(loss, "offset", 0.0)
     draws = draws._replace(log_counts=draws.log_counts - offset)
-    sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
-    example_weights = weights / np.repeat(sizes, sizes)
+    step_sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
+    example_weights = weights / np.repeat(step_sizes, step_sizes)
 
     settings = _loss_settings(loss)
     steps = make_step_block(
