@@ -192,8 +192,8 @@ class FeatureLayer(SoftmaxLayer):
         counters = {}
         # validate all shapes before the sampler changes
         for name, counter in self._counters.items():
-            value = sampler_state.pop(name, [])
-            counters[name] = as_real_array(f"state[{name!r}]", value, (1,)).copy()
+            counter_state = as_real_array(f"state[{name!r}]", sampler_state.pop(name, []), (1,))
+            counters[name] = counter_state.copy()
             if counters[name].shape != counter.shape:
                 raise ValueError(
                     f"`state` must have {name!r} of shape {counter.shape}, got "
@@ -209,8 +209,8 @@ class FeatureLayer(SoftmaxLayer):
         The gradient of the penalty in a weight is the weight times the factors of its feature and
         of its class. A step uses a weight if it uses both.
         """
-        # multiplied by 1 / frequency of the steps that use a weight, the gradient in these steps
-        # also stands for the gradients in all other steps
+        # with the factor 1 / frequency of the steps that use a weight, the average of the gradient
+        # over all steps is right
         steps = self._counters["steps"]
         steps += 1.0
 
