@@ -227,8 +227,8 @@ class LinearTask(Task):
         seeds = [derive_seed(self._seed, stream, self.steps_taken) for stream in (_STEP, _DROPOUT)]
         draws = draw_steps(self.model, len(block), seeds[0], batch_size)
 
-        # The block has one random stream. The positions in the stream are the numbers of entries in
-        # earlier steps of the block, before `prepared` and after it.
+        # All steps of the block share one random stream. Positions in the stream are the numbers of
+        # entries of earlier steps, before `prepared` (`num_raw`) and after it (`num_prepared`).
         num_raw = 0
         num_prepared = 0
         losses: list[float] = []
@@ -402,7 +402,7 @@ def with_unit_rows(matrix: Any) -> sparse.csr_array:
         max_abs = np.zeros(rows.stop - rows.start)
         np.maximum.at(max_abs, example_ids, np.abs(values))
 
-        # divide by the maximum first, because squares of very large or small values leave float64
+        # divide by the maximum first, because squares of extreme values are out of range
         values /= np.where(max_abs > 0.0, max_abs, 1.0)[example_ids]
         norms = np.sqrt(np.bincount(example_ids, values**2, minlength=len(max_abs)))
         values /= np.where(norms > 0.0, norms, 1.0)[example_ids]

@@ -79,7 +79,7 @@ def locked(folder: str | Path) -> Iterator[None]:
             holder = content.partition("\n")[0].strip() or "another process"
 
             remedy = "wait until it has ended, end it, or choose another folder"
-            # a process on another machine may be gone without having released its lock
+            # a process on another machine may have ended without releasing its lock
             if " on " in holder and not holder.endswith(f" on {host}"):
                 remedy += f"; if that machine is gone for good, delete {str(path)!r}"
 

@@ -83,7 +83,7 @@ class Settings:
         These are all settings except those that only determine when the run ends.
         """
         config = plain(asdict(self))
-        # `patience`, and `epochs` with such a schedule, only determine when the run ends
+        # `patience` only determines when the run ends, as `epochs` does if the schedule ignores it
         del config["patience"]
         if self.schedule in ENDLESS:
             del config["epochs"]

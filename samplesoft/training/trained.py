@@ -282,7 +282,7 @@ def read_examples(path: str | Path) -> TrainedSoftmax:
     with open_checkpoint(path) as (config, values, arrays):
         task = config.get("task", {})
         examples = array_group("examples", arrays)
-        # language models have the first of these entries, models of sparse inputs the second
+        # language models have an entry "softmax", models of sparse inputs "linear_softmax"
         softmax = task.get("softmax", task.get("linear_softmax"))
         if softmax is None or "h" not in examples:
             remedy = "use one of samplesoft train"

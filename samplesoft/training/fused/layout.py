@@ -91,8 +91,8 @@ class InputEntries(NamedTuple):
     offsets: IntArray  # (N + 1,): first entry of each example
     features: IntArray  # (E,): feature of each entry
     values: Rows  # (E,): value of each entry
-    # The entries of each step, sorted by feature. The slice of a step begins at the index of its
-    # first entry; in `feature_offsets`, it begins s elements later for step s.
+    # The entries of each step, sorted by feature. The slice of step s begins at the index of the
+    # step's first entry; in `feature_offsets`, it begins s elements later.
     unique_features: IntArray  # (E,): distinct features; only the first `num_unique` are used
     num_unique: IntArray  # (S,): number of distinct features of each step
     feature_offsets: IntArray  # (E + S,): first entry of each distinct feature, and the end
