@@ -52,11 +52,13 @@ class ArrayArchive:
                 raise ValueError(f"{name!r} is encrypted, or compressed as NumPy does not")
             with self._zip.open(member) as stream:
                 total += _array_bytes(stream, member.file_size)
+
         _require_memory(self._path, total)
         arrays = {}
         for name, member in members.items():
             with self._zip.open(member) as stream:
                 arrays[name] = npy.read_array(stream, allow_pickle=False)
+
         return arrays
 
 
@@ -111,15 +113,18 @@ def _array_bytes(stream: Any, num_bytes: int) -> int:
     version = npy.read_magic(first)
     if version not in _HEADER_READERS:
         raise ValueError(f"its format has version {version}, which plain arrays do not need")
+
     shape, _, dtype = _HEADER_READERS[version](first)
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"Object arrays and empty types cannot be loaded, got dtype {dtype}")
+
     size: int = math.prod(shape) * dtype.itemsize  # integers of Python do not overflow
     if min(shape, default=0) < 0 or first.tell() + size != num_bytes:
         raise ValueError(
             f"its header says {dtype} of shape {shape}, and {num_bytes - first.tell():,} bytes "
             "follow"
         )
+
     return size
 
 

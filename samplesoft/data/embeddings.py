@@ -63,9 +63,11 @@ class Embeddings:
                 f"`h` and `class_embeddings` must have the same dimension d, "
                 f"got shapes {h.shape} and {classes.shape}."
             )
+
         labels = as_array("labels", self.labels)
         if labels.shape != h.shape[:1]:
             raise ValueError(f"`labels` must have shape {h.shape[:1]}, got {labels.shape}.")
+
         object.__setattr__(self, "h", h)
         object.__setattr__(self, "class_embeddings", classes)
         object.__setattr__(self, "labels", as_labels("labels", labels, len(classes), labels.shape))
@@ -141,12 +143,14 @@ def load_embeddings(
         names = [name for name in _ARRAY_NAMES if name in archive.names]
         if set(names) >= set(_ARRAY_NAMES[:3]):
             arrays = archive.read(names)
+
     missing_names = [name for name in _ARRAY_NAMES[:3] if name not in names]
     if missing_names:
         raise ValueError(
             f"{str(path)!r} must hold the arrays h, class_embeddings and labels, got of them "
             f"{', '.join(names) or 'none'}; add {', '.join(missing_names)} with numpy.savez."
         )
+
     try:
         return Embeddings(**arrays).take(num_examples, rng)
     except (TypeError, ValueError) as error:
@@ -202,6 +206,7 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
                 f"`labels` must be an .npy file or integers parted by commas, got "
                 f"{short_repr(str(labels))}; write for example 3,1,4."
             ) from None
+
     return logits, as_labels(name, values, logits.shape[1], logits.shape[:1])
 
 

@@ -80,11 +80,13 @@ def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Ite
                     f"{str(path)!r}, line {number}: got more than {longest_line:,} characters, the "
                     "limit for a line; check that this is the right file, or raise `longest_line`."
                 )
+
             if is_ended:
                 yield piece if len(line_pieces) == 1 else "".join(line_pieces)
                 number += 1
                 line_pieces = []
                 size = 0
+
         if line_pieces:
             yield "".join(line_pieces)
 

@@ -76,12 +76,15 @@ def load_interactions(
             user, *its_items = numbers
             if user in seen:
                 raise MalformedLineError(f"got user {user} a second time")
+
             seen.add(user)
             users.extend([user] * len(its_items))
             items.extend(its_items)
             num_users = max(num_users, user + 1)
+
     if not len(items):
         raise ValueError(f"{str(path)!r} must hold lines 'user item item ...', got no item.")
+
     # the matrix has a row for each index up to the largest: a single user 999,999,999 makes a
     # billion rows
     require_bytes(
@@ -94,6 +97,7 @@ def load_interactions(
     matrix = sparse.csr_array((np.ones(len(rows), np.float32), (rows, columns)), shape)
     matrix.sum_duplicates()
     matrix.data[:] = 1.0  # repeated items count once
+
     return matrix
 
 

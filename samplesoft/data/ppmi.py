@@ -141,17 +141,20 @@ def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, Fl
             f"`ids` must be 1-D and hold at least 2 words, got shape {text.shape}; give a longer "
             "text."
         )
+
     require_memory("num_classes", n, _BLOCK_ARRAYS * 8.0 * n * (rank + NUM_EXTRA_VECTORS))
     require_bytes(
         "the pairs of words in `ids`", _PAIR_BYTES * float(len(text)), "give a shorter text"
     )
     matrix = _ppmi_matrix(text, n)
     left, values, right = _truncated_svd(matrix, rank)
+
     # both sides are multiplied by the square roots of the singular values [Levy et al., section
     # 3.3]
     root = np.sqrt(values)
     contexts = np.zeros((n, rank + 1))  # the last coordinate of a context is 0
     contexts[:, :rank] = left * root
+
     return _unit_rows(contexts), _lift_to_sphere(right.T * root)
 
 
@@ -164,14 +167,17 @@ def _ppmi_matrix(text: IntArray, n: int) -> Any:
 
     before = text[:-1]
     after = text[1:]
+
     # the conversion to CSR and back adds up repeated pairs
     joint = coo_array((np.ones(len(after)), (before, after)), shape=(n, n)).tocsr().tocoo()
     rows, columns = joint.coords
     smoothed = np.bincount(after, minlength=n) ** SMOOTHING_EXPONENT
+
     # P(i | c) / P_0.75(i) is the count of the pair (c, i) divided by the count of c times P_0.75(i)
     expected = np.bincount(before, minlength=n)[rows] * (smoothed / smoothed.sum())[columns]
     information = np.log(joint.data / expected)
     is_positive = information > 0.0
+
     return coo_array(
         (information[is_positive], (rows[is_positive], columns[is_positive])), shape=(n, n)
     ).tocsr()
@@ -198,10 +204,12 @@ def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, Floa
             # orthonormalised, because all columns would otherwise approach the first singular
             # vector
             basis = basis @ _orthonormalising_matrix(basis)[0]
+
         image = matrix @ basis
         axes, values = _orthonormalising_matrix(image)
         left = image @ axes
         right = (basis @ (axes * values)).T
+
     return left[:, :rank], values[:rank], right[:rank]
 
 

@@ -75,10 +75,12 @@ def read_tokens(path: str | Path) -> list[str]:
                     f"{MAX_WORD_CHARACTERS:,} characters; give a plain text file, with words "
                     "parted by white space."
                 )
+
             tokens += words
             if is_line_ended:
                 tokens.append(EOS)
                 lines += 1
+
     if not is_line_ended:
         tokens += [word_start, EOS] if word_start else [EOS]
         lines += 1
@@ -87,6 +89,7 @@ def read_tokens(path: str | Path) -> list[str]:
             f"{str(path)!r} must hold words, got {lines} line(s) without any; "
             "give a plain text file with one sentence a line."
         )
+
     return tokens
 
 
@@ -125,17 +128,20 @@ def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
         folders[:] = [name for name in folders if name not in _NOT_LIBRARY]
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
     tokens: list[str] = []
+
     for path in sorted(paths):
         text = path.read_bytes().decode("utf-8", errors="replace").strip()
         tokens += [EOS if token[0] == "\n" else token for token in _TOKEN.findall(text)]
         tokens.append(EOS)
         if len(tokens) >= max_tokens:
             return tokens[:max_tokens]
+
     if not tokens:
         raise FileNotFoundError(
             f"the standard library's sources are missing: no .py files in {root!r}; "
             "give a text with --corpus, vectors with --embeddings, or logits with --logits."
         )
+
     return tokens
 
 
@@ -152,12 +158,14 @@ def count_words(tokens: Sequence[str], size: int) -> dict[str, int]:
         raise ValueError(
             f"`tokens` must hold at least 2 distinct words, got {len(counts)}; give a longer text."
         )
+
     if len(counts) > size:
         # "<unk>" may also occur in the text; it then counts as a word that is left out
         unknown = counts.pop(UNK, 0)
         ranked = sorted(counts.items(), key=_frequency_sort_key)
         unknown += sum(count for _, count in ranked[size - 1 :])
         counts = Counter(dict(ranked[: size - 1]) | {UNK: unknown})
+
     return dict(sorted(counts.items(), key=_frequency_sort_key))
 
 
@@ -170,11 +178,13 @@ def as_words(name: str, value: Any) -> list[str]:
         words = list(value)
     except TypeError:  # not iterable, such as a number or an array of dimension 0
         words = [None]
+
     if isinstance(value, str) or not all(issubclass(kind, str) for kind in set(map(type, words))):
         raise TypeError(
             f"`{name}` must be a sequence of words, each of them a str, got "
             f"{type(value).__name__} {short_repr(value)}; split a text with its method split."
         )
+
     return words
 
 

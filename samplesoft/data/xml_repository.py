@@ -96,6 +96,7 @@ def load_xml_repository(
     labels = array("q")
     feature_offsets = array("q", [0])
     label_offsets = array("q", [0])
+
     with open_lines(path, longest_line, _REMEDY) as lines:
         num, width, num_labels = _parse_header(next(lines, ""))
         for line in lines:
@@ -103,6 +104,7 @@ def load_xml_repository(
                 if line.strip():
                     raise MalformedLineError(f"got more points than the {num} of line 1")
                 continue
+
             names, entries = _labels_and_entries(line.rstrip("\r\n"))
             labels.extend(_parse_indices("label", names, num_labels))
             numbers = [entry.partition(":")[0] for entry in entries]
@@ -110,11 +112,13 @@ def load_xml_repository(
             values.extend(map(_parse_value, entries))
             feature_offsets.append(len(features))
             label_offsets.append(len(labels))
+
     if len(feature_offsets) <= num:
         raise ValueError(
             f"{str(path)!r} must hold the {num} points of line 1, got {len(feature_offsets) - 1}; "
             "it may be cut short."
         )
+
     return SparseExamples(
         _csr_matrix(np.array(values), features, feature_offsets, width),
         _csr_matrix(np.ones(len(labels)), labels, label_offsets, num_labels),
@@ -146,6 +150,7 @@ def _labels_and_entries(line: str) -> tuple[list[str], list[str]]:
         )
     if head and not _LABELS_PATTERN.fullmatch(head):
         raise MalformedLineError(f"got {short_repr(head)} for labels, as in '1,2'")
+
     rest = line[len(head) :]
     # matching the whole line at once is fast; only after an error, match word by word
     if not _ENTRIES_PATTERN.fullmatch(rest):
@@ -154,6 +159,7 @@ def _labels_and_entries(line: str) -> tuple[list[str], list[str]]:
             (w for w in words if w and not _ENTRIES_PATTERN.fullmatch(f" {w}")), rest.strip()
         )
         raise MalformedLineError(f"got {short_repr(malformed)} for a feature, as in '7:0.5'")
+
     return head.split(",") if head else [], rest.split()
 
 
@@ -182,6 +188,7 @@ def _parse_value(entry: str) -> float:
         raise MalformedLineError(
             f"got {short_repr(entry)} with a value that is no number"
         ) from None
+
     if not abs(value) <= _MAX_FLOAT32:  # true for NaN as well
         raise MalformedLineError("got a value that is not finite in float32")
     return value

@@ -161,10 +161,12 @@ def softmax_log_loss(
         # d log(sum(exp(s z))) / ds is the mean of the scores z under p
         derivative = np.einsum("ij,ij->i", p, scores) - label_scores
         return float(weights @ losses), np.array([weights @ derivative])
+
     # n binary log losses, with the probability that a class is among `labels_each` draws from p
     np.clip(p, _MIN_PROB, _MAX_PROB, out=p)
     log_missed = np.log1p(-p)  # log-probability that one draw is not this class
     gradient = labels_each * p / (1.0 - p)  # derivatives of the losses with respect to log p
+
     # the losses and gradients as if no class were a label; the entries of labels are then corrected
     losses, d_labels_each = -labels_each * log_missed.sum(axis=1), -log_missed.sum(axis=1)
     labels = codes.tocoo()
@@ -173,6 +175,7 @@ def softmax_log_loss(
     np.add.at(losses, labels.row, labels_each * log_missed[label_index] - np.log(prob_drawn))
     np.add.at(d_labels_each, labels.row, log_missed[label_index] / prob_drawn)
     gradient[label_index] -= gradient[label_index] / prob_drawn
+
     # chain rule of the softmax: the derivative of log p by the scale is the score minus its mean
     means = np.einsum("ij,ij->i", p, scores)
     d_scale = np.einsum("ij,ij->i", gradient, scores) - gradient.sum(axis=1) * means
@@ -203,6 +206,7 @@ def logistic_log_loss(
         losses, gradient = (scale * scores - logs).sum(axis=1), (scores - d_logs).sum(axis=1)
         np.add.at(losses, labels.row, -scale * scores[label_index])
         np.add.at(gradient, labels.row, -scores[label_index])
+
     return float(weights @ losses), np.array([weights @ gradient])
 
 

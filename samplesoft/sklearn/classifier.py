@@ -400,6 +400,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             labelled_ids = np.unique(example_and_class_indices(codes)[0])
             if not len(labelled_ids):
                 raise ValueError("`y` must hold a label for at least one example, got none.")
+
             sample_weight = check_sample_weight(sample_weight, X.shape[0])
             weights_by_class = class_weights(self.class_weight, codec, codes, sample_weight)
             weights = example_weights(weights_by_class, codes, sample_weight)
@@ -410,6 +411,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(
                     f"`{name}` must be above 0 for an example with a label, got zero for all."
                 )
+
             validation = self._checked_eval_set(eval_set, X_val, y_val, codec)
             if continues:
                 require_same_model(self, resolve_settings(self, codec, len(train_rows)).model)
@@ -422,9 +424,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     self.auto_choice_ = choose_auto_settings(
                         self, examples, train_rows, codec, counts, seed
                     )
+
                 self._make_learner(X, codec, counts, seed)
                 X = canonical_inputs(X)
                 self._learner.row_norm = mean_row_norm(X, train_rows)
+
             self.num_unlabeled_ = X.shape[0] - len(labelled_ids)
             if self.num_unlabeled_:
                 warnings.warn(
@@ -432,6 +436,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     "were left out.",
                     stacklevel=2,
                 )
+
             learner, calibration_rows = self._learner, labelled_rows[:0]
             if validation is None and self.early_stopping:
                 # `class_weight` does not apply to validation scores, so all labelled rows are split
@@ -450,6 +455,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 train_rows, calibration_rows = learner.split_for_calibration(
                     train_rows, self.validation_fraction
                 )
+
             train(
                 self,
                 Examples(X, codes, weights),
@@ -459,6 +465,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 weights_by_class,
                 callbacks,
             )
+
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -498,6 +505,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         if is_dask(X):  # one step for each block, so that one block is in memory at a time
             if not is_dask(y):
                 raise TypeError(f"`y` must be of Dask where `X` is, got {type(y).__name__}.")
+
             block_lists = [
                 row_blocks(array) for array in (X, y, sample_weight) if array is not None
             ]
@@ -506,22 +514,26 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     "`X`, `y` and `sample_weight` must have as many blocks of rows, got "
                     f"{', '.join(str(len(blocks)) for blocks in block_lists)}; rechunk them alike."
                 )
+
             for blocks in zip(*block_lists, strict=True):
                 x, labels, *weights = import_module("dask").compute(*blocks)
                 self.partial_fit(x, labels, classes, *weights)
             return self
+
         check_parameters(self)
         if isinstance(self.class_weight, str):
             raise ValueError(
                 "`class_weight` must not be 'balanced' for partial_fit, which sees one batch at a "
                 "time; pass the weights as a dict."
             )
+
         with unchanged_on_error(self):
             is_first = not hasattr(self, "model_")
             X = self._checked_example_inputs(X, y, reset=is_first)
             sample_weight = check_sample_weight(sample_weight, X.shape[0])
             codec = infer_codec(y, classes) if is_first else self._learner.codec
             codes = codec.encode(y)
+
             if is_first:
                 if classes is None and codec.form in (SINGLE, LISTS):
                     raise ValueError(
@@ -533,6 +545,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                         "partial_fit, which sees one batch; call fit on some of the data first, or "
                         "name them."
                     )
+
                 # plus one, for classes that are not in this batch
                 counts = class_counts(codes, len(codec.classes), sample_weight) + 1.0
                 self._make_learner(X, codec, counts, self._new_seed())
@@ -545,6 +558,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     )
                 require_same_model(self, resolve_settings(self, codec, X.shape[0]).model)
                 X = X.astype(self.model_.dtype, copy=False)
+
             weights_by_class = class_weights(self.class_weight, codec, codes, sample_weight)
             weights = example_weights(weights_by_class, codes, sample_weight)
             rows = np.flatnonzero(weights)
@@ -557,8 +571,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 optimizer.learning_rate = resolved.learning_rate
                 batch = Examples(X, codes, weights).select(rows)
                 self._learner.learn(optimizer, *batch)
+
             # a copy of the estimator made during `fit` has no `n_iter_`
             self.n_iter_ = getattr(self, "n_iter_", 0) + 1
+
         return self
 
     @property
@@ -628,10 +644,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             kinds = [(k, self.classes_.dtype), (k, self.model_.dtype)]
             labels, scores = self._map_blocks(X, "predict_topk", kinds, k)
             return labels, scores
+
         X = self._checked_fitted_inputs(X)
         if exclude is not None:
             exclude = self._learner.codec.encode_excluded("exclude", exclude, X.shape[0])
         ids, scores = self.model_.top_k(X, k, leave_out=exclude)
+
         return self.classes_[ids], scores
 
     def embed(self, X: Any) -> NDArray[Any]:
@@ -754,10 +772,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             is_correct = np.diff(sparse.csr_array(codes != targets).indptr) == 0
         else:
             is_correct = codes == targets
+
         weights = check_sample_weight(sample_weight, len(is_correct))
         weighted = np.flatnonzero(weights)  # without zeros, which could change a sum's last bits
         if not len(weighted):
             raise ValueError("`sample_weight` must be above 0 for an example, got zero for all.")
+
         return float(
             np.average(is_correct[weighted], weights=scale_by_power_of_two(weights[weighted]))
         )
@@ -864,6 +884,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             # scikit-learn would convert float32 in foreign byte order to float64
             X = native_byte_order(X)
         kinds = [np.float64, np.float32]
+
         with np.errstate(over="ignore"):  # `validate_data` raises for infinite values
             try:
                 return validate_data(self, X, accept_sparse="csr", dtype=kinds, reset=reset)
@@ -902,6 +923,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     f"`eval_set` must be a tuple (X, y), got {type(eval_set).__name__} "
                     f"{short_repr(eval_set)}; give one set of inputs, and their labels."
                 )
+
             X_val, y_val = eval_set
             name, remedy = "eval_set", _EVAL_SET_REMEDY
         elif eval_set is not None or X_val is None or y_val is None:
@@ -912,6 +934,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             )
         else:
             name, remedy = "X_val` and `y_val` as `eval_set", _X_VAL_REMEDY
+
         try:
             X = self._checked_example_inputs(X_val, y_val, reset=False)
             codes = codec.encode(y_val, unseen=True)
@@ -924,6 +947,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 f"`{name}` must be inputs and labels as those of the training data: {reason}; "
                 f"{remedy}"
             ) from error
+
         rows = np.unique(example_and_class_indices(codes)[0])
         if not len(rows):
             raise ValueError(f"`{name}` must hold a label for at least one example, got none.")
@@ -940,6 +964,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             learner = ClassifierTask(
                 codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer
             )
+
         self._set_learner(learner)
         m, n = self.num_sampled, len(codec.classes)
         if (
@@ -969,6 +994,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         call = delayed(getattr(self, method), traverse=False)
         results = [call(block, *args) for block in row_blocks(X)]
         sizes = X.chunks[0] if hasattr(X, "chunks") else [np.nan] * len(results)
+
         for position, (columns, dtype) in enumerate(columns_and_dtypes):
             columns_of_blocks = [
                 result[position] if len(columns_and_dtypes) > 1 else result for result in results
@@ -993,6 +1019,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         out = np.empty((num, n))
         for chunk, values in chunks:  # the iterator computes each chunk on demand
             out[chunk] = values
+
         return out
 
 
@@ -1060,5 +1087,6 @@ def predict_topk(
                 "`estimator` must be a SampledSoftmaxClassifier, a pipeline that ends in one, or a "
                 f"fitted search (with refit=True) over either, got {type(estimator).__name__}."
             )
+
     best: tuple[NDArray[Any], NDArray[Any]] = estimator.predict_topk(X, k, exclude=exclude)
     return best

@@ -53,6 +53,7 @@ def read_labels(name: str, y: Any, *, integral: bool = True) -> NDArray[Any]:
         return _check_floats(name, labels, integral)
     if labels.dtype.kind not in "biuMm":
         _raise_unknown_type(name, labels.dtype)
+
     return labels
 
 
@@ -98,6 +99,7 @@ def class_indices(
     else:
         indices = map(lookup().get, labels.tolist())
         return np.fromiter((n if i is None else i for i in indices), np.int64, len(labels))
+
     order = np.argsort(classes)  # classes that are column names may be in any order
     ids = order[np.minimum(np.searchsorted(classes, labels, sorter=order), n - 1)].astype(np.int64)
     ids[~(same & (classes[ids] == labels))] = n
@@ -117,6 +119,7 @@ def require_one_kind(name: str, labels: Iterable[Any]) -> None:
         for kind in set(map(type, labels))
     }
     bools = {kind.__name__ for kind in _BOOLS}
+
     if len(kinds) > 1 and (kinds & set(_TEXT_KINDS.values()) or (kinds & bools and kinds - bools)):
         first, second, *_ = sorted(kinds, key=lambda kind: (kind != "text", kind in bools, kind))
         raise ValueError(
@@ -140,6 +143,7 @@ def _labels_of_list(
             f"`{name}` must hold no missing labels, got {values[index]} at index {index}; leave "
             "out examples without a label, or give each a list of labels."
         )
+
     if _are_all_subclasses(kinds, tuple(_TEXT_KINDS)):
         return _object_array(values) if as_objects else _text_array(values)
     if _are_all_subclasses(kinds, _BOOLS):
@@ -148,6 +152,7 @@ def _labels_of_list(
         array = np.asarray(values)
         exact = array.dtype.kind in "iu" and not as_objects
         return array if exact else exact_integers(values)
+
     if _are_all_subclasses(kinds, _INTEGERS + _FLOATS):
         return _numeric_labels(name, values, integral)
     array = np.asarray(values)
@@ -155,6 +160,7 @@ def _labels_of_list(
         strange = (v for v in values if not isinstance(v, _INTEGERS + _FLOATS))
         _raise_unknown_type(name, next(strange, values[0]))
     labels: NDArray[Any] = column_or_1d(array)  # dates, or an empty list
+
     return labels
 
 
@@ -173,6 +179,7 @@ def _numeric_labels(name: str, values: Sequence[Any], integral: bool) -> NDArray
     limit = _MAX_EXACT_FLOAT
     if exact.dtype != object and -limit <= exact.min() and exact.max() <= limit:
         return exact.astype(np.float64)
+
     return exact
 
 
@@ -253,6 +260,7 @@ def _convert_exactly(
         integer = np.dtype(np.int64 if labels.dtype.kind == "i" else "u8")
         back, same = _convert_exactly(converted, integer)
         return converted, same & (back == labels)
+
     limits = np.iinfo(dtype)
     if labels.dtype.kind == "f":
         labels = labels.astype(np.result_type(labels, np.float64))
@@ -262,4 +270,5 @@ def _convert_exactly(
     else:
         labels = labels.astype(np.uint8) if labels.dtype.kind == "b" else labels
         same = (labels >= int(limits.min)) & (labels <= int(limits.max))
+
     return np.where(same, labels, np.zeros_like(labels)).astype(dtype), same

@@ -74,6 +74,7 @@ class LabelCodec:
             raise ValueError(
                 f"`y` must come as {self.form}, as in the first call, got {form}; convert it."
             )
+
         if form == SINGLE:
             return self._checked_class_indices(read_labels("y", y), unseen)
         if form == LISTS:
@@ -84,6 +85,7 @@ class LabelCodec:
                 f"`y` must have {len(self.classes)} columns, one for each class, got "
                 f"{matrix.shape[1]}."
             )
+
         # columns without names in the first call may have any names now
         is_named = not np.array_equal(self.classes, np.arange(len(self.classes)))
         if (
@@ -96,6 +98,7 @@ class LabelCodec:
                 "call, in "
                 f"their order, got {short_repr(names.tolist())}."
             )
+
         return matrix
 
     def encode_excluded(self, name: str, excluded: Any, num_rows: int) -> Any:
@@ -115,12 +118,14 @@ class LabelCodec:
                 f"`{name}` must be a scipy.sparse matrix or a list of lists of labels, got "
                 f"{type(excluded).__name__} {short_repr(excluded)}."
             )
+
         if matrix.shape != (num_rows, len(self.classes)):
             raise ValueError(
                 f"`{name}` must have a row for each of the {num_rows} inputs and, as a matrix, a "
                 f"column for each of the {len(self.classes)} classes, got {matrix.shape[0]} rows"
                 + (f" and {matrix.shape[1]} columns." if sparse.issparse(excluded) else ".")
             )
+
         return matrix
 
     def decode_matrix(self, chosen: sparse.csr_array) -> Any:
@@ -160,6 +165,7 @@ class LabelCodec:
                 "classes to "
                 "the first call of partial_fit."
             )
+
         return codes
 
     def _encode_lists(self, name: str, rows: Any, unseen: bool) -> sparse.csr_array:
@@ -186,17 +192,20 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
         distinct = sorted_distinct(class_array)
         if form in (SINGLE, DENSE) and _is_list_of_lists(y) and len(y[0]) != len(distinct):
             form = LISTS  # not an indicator matrix, because it has another number of columns
+
     if form in (SINGLE, LISTS):
         labels = read_labels("y", y) if form == SINGLE else _concatenate_labels("y", y)
         return LabelCodec(
             sorted_distinct(labels) if class_array is None else distinct, form, labels.dtype
         )
+
     matrix = _checked_indicator(y)
     columns = np.arange(matrix.shape[1]) if names is None else names
     if class_array is not None and len(distinct) != len(columns):
         raise ValueError(
             f"`classes` must name the {len(columns)} columns of `y`, got {len(distinct)} of them."
         )
+
     dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
     return LabelCodec(columns if class_array is None else class_array, form, dtype)
 
@@ -221,16 +230,20 @@ def _labels_form_and_columns(name: str, y: Any) -> tuple[Any, str, NDArray[Any] 
                 f"{short_repr(columns)}; "
                 "rename them."
             )
+
         names = read_labels("y", columns)
         if len(names) > 1:
             if hasattr(y, "sparse"):  # a pandas dataframe whose columns are all sparse
                 return y.sparse.to_coo(), SPARSE, names
             y = check_array(y, dtype=None, ensure_min_samples=0, input_name="y")
             return y, _infer_form(y), names
+
         return y, _infer_form(y), None
+
     if not sparse.issparse(y):
         container, y = y, unwrap_container(name, y)
     rows = y
+
     # an array of objects may hold labels, or lists of labels
     if isinstance(y, np.ndarray) and y.dtype == object and y.ndim == 1:
         rows = container.to_list() if hasattr(container, "to_list") else y.tolist()
@@ -243,6 +256,7 @@ def _labels_form_and_columns(name: str, y: Any) -> tuple[Any, str, NDArray[Any] 
                 "one; "
                 "write [] for an example without labels."
             )
+
     y = rows if _is_list_of_lists(rows) else y
     return y, _infer_form(y), None
 
@@ -259,12 +273,14 @@ def _infer_form(y: Any) -> str:
             return LISTS  # not converted below, because NumPy would pad text to the longest one
     elif isinstance(y, (list, tuple)) and _contains_type(y, (str, bytes, *_NUMBER_TYPES)):
         return SINGLE
+
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] > 1:
         if array.dtype.kind in "buif" and np.isin(array, (0, 1)).all():
             return DENSE
         if not isinstance(y, np.ndarray):
             return LISTS
+
     return SINGLE
 
 
@@ -293,6 +309,7 @@ def _checked_indicator(y: Any) -> sparse.csr_array:
             f"`y` must have a row for each example and a column for each class as a sparse matrix, "
             f"got shape {y.shape}; reshape it to (1, n), or pass y.toarray() for one label each."
         )
+
     checked = as_csr("y", y) if is_sparse else y
     checked = check_array(checked, accept_sparse="csr", dtype=None, input_name="y")
     if isinstance(checked, np.ndarray):
@@ -305,6 +322,7 @@ def _checked_indicator(y: Any) -> sparse.csr_array:
             "`y` as a matrix must hold zeros and ones, one for each label, got "
             f"{matrix.data[matrix.data != 1][0]}."
         )
+
     return _with_unit_entries(matrix)
 
 
@@ -352,6 +370,7 @@ def check_sample_weight(sample_weight: Any, num_examples: int) -> FloatArray:
         )
     if weights.min() < 0.0:
         raise ValueError(f"`sample_weight` must be at least 0, got {weights.min()}.")
+
     return weights
 
 
@@ -372,6 +391,7 @@ def class_weights(
         labels = codec.classes.tolist()
         class_weight = {python_value(label): weight for label, weight in class_weight.items()}
         unknown = class_weight.keys() - set(labels)
+
         if unknown:
             raise ValueError(
                 f"`class_weight` must name classes, got {short_repr(min(unknown, key=repr))}, "
@@ -385,15 +405,18 @@ def class_weights(
                 "`class_weight` must be a dict, 'balanced' or None, got "
                 f"{type(class_weight).__name__}."
             )
+
         # not by scikit-learn's compute_class_weight, which accepts only one label per example, and
         # sample weights only since version 1.7. Weights may be scaled, because only their ratios
         # matter
         counts = class_counts(codes, n, scale_by_power_of_two(sample_weight))
         weights_by_class = np.zeros(n + 1)
+
         # the weight of a class without examples is not used
         occurs = np.flatnonzero(class_counts(codes, n, (sample_weight > 0.0).astype(np.float64)))
         with np.errstate(divide="ignore"):  # `example_weights` raises for infinite weights
             weights_by_class[occurs] = counts.sum() / (len(occurs) * counts[occurs])
+
     return weights_by_class
 
 
@@ -416,4 +439,5 @@ def example_weights(
             f"`sample_weight` times `class_weight` must be at most {_MAX_WEIGHT:g}, got "
             f"{weights.max():g}; divide all by one number."
         )
+
     return weights

@@ -289,6 +289,7 @@ def train(
             ],
             guard=divergence_as_value_error,
         )
+
     classifier.resolved_ = resolved
     classifier.loss_curve_ = [epoch["train_loss"] for epoch in progress.history]
     classifier.validation_scores_ = [] if score is None else score.scores
@@ -319,6 +320,7 @@ def _make_callbacks(
     if classifier.early_stopping:
         callbacks.append(KeepBest(average))
         callbacks.append(EarlyStop(classifier.n_iter_no_change))
+
     return callbacks
 
 
@@ -348,6 +350,7 @@ def choose_auto_settings(
     steps = num_pilot_steps(resolved.num_steps)
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
     learner.optimizer.learning_rate = resolved.learning_rate
+
     with learner.using(examples, rows, batch_size), progress_phase(verbose, "pilot"):
         fit(
             learner,
@@ -356,6 +359,7 @@ def choose_auto_settings(
             max_steps=steps,
             guard=divergence_as_value_error,
         )
+
     batch_rows = learner.batches(rows, learner.epochs_begun, max(batch_size, NUM_EXAMPLES))[0]
     choice = choose_settings(
         learner.tune_inputs(examples.X[batch_rows], examples.labels[batch_rows]),
@@ -370,6 +374,7 @@ def choose_auto_settings(
         rng=seed,
     )
     progress_line(verbose, f"auto: {choice['verdict']}")
+
     return choice
 
 
@@ -413,6 +418,7 @@ def _row_chunks(X: Any, rows: IntArray) -> list[slice]:
         # divided by the number of entries, because a few rows may have most of the entries
         entries_before = np.append(0, np.cumsum(np.diff(X.indptr)[rows]))[:-1]
         chunk_starts = np.unique(entries_before // _MAX_CHUNK_ENTRIES, return_index=True)[1]
+
     chunk_ends = np.append(chunk_starts[1:], len(rows))
     return [slice(start, stop) for start, stop in zip(chunk_starts, chunk_ends, strict=True)]
 

@@ -33,12 +33,14 @@ def check_parameters(classifier: Any) -> None:
         as_flag(name, getattr(classifier, name))
     loss_names = [name for name, spec in LOSSES.items() if spec.classifier]
     as_choice("loss", classifier.loss, loss_names)
+
     # `resolve` also checks sampler and draws; with this number of classes it does not replace them
     # by the full softmax
     num_classes = NUM_SAMPLED + 1
     settings = resolve(
         fit_settings(classifier, num_classes, PILOT_SETTINGS), num_classes, num_classes
     ).model
+
     if settings.sampler is not None and any_is_auto(classifier.sampler, classifier.num_sampled):
         if not isinstance(classifier.sampler, str):
             raise ValueError(
@@ -68,6 +70,7 @@ def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -
             for name in PILOT_SETTINGS
             if name in chosen and name not in user_named
         }
+
     return FitSettings(
         model=model,
         batch_size=classifier.batch_size,
@@ -113,6 +116,7 @@ def require_same_model(classifier: Any, current: LinearSoftmaxSettings) -> None:
         and new_values[name] is not old_values[name]
         and new_values[name] != old_values[name]
     ]
+
     if changed:
         raise ValueError(
             f"the model was made with other {', '.join(changed)}: got "

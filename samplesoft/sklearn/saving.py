@@ -59,6 +59,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
                 "in "
                 "samplesoft.samplers.SAMPLERS and fit with that, or pickle the classifier."
             )
+
     parameters = storable_parameters(classifier.get_params())
     if isinstance(parameters["class_weight"], dict):  # as a list, because JSON keys are text
         parameters["class_weight"] = list(parameters["class_weight"].items())
@@ -109,6 +110,7 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTas
         classes = stored_classes(config, arrays)
         if classes is None:
             raise ValueError("there are no classes")
+
         learner = ClassifierTask(
             LabelCodec(classes, config["form"], np.dtype(config["labels"])),
             model_config["num_inputs"],
@@ -118,6 +120,7 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTas
             learner_values["seed"],
             config["optimizer"],
         )
+
         # in this order: first rebuild the sampler from the class vectors, then load its state
         copy_arrays(path, array_group("parameters", arrays), learner.model.parameters)
         learner.model.softmax.refresh()
@@ -137,4 +140,5 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTas
         if config["feature_names"] is not None:
             fitted["feature_names_in_"] = np.array(config["feature_names"], dtype=object)
         vars(classifier).update(fitted)
+
     return classifier, learner

@@ -142,11 +142,13 @@ def measure_sampler(
         q = sampler.probs(work.h, shared=True)
     else:
         q = sampler.probs(h, exclude=None if masks else labels)
+
     q = np.maximum(q, 1e-300)  # above 0, even if the probabilities of a softmax underflow
     size = float((full_gradient**2).sum())
     for m in draw_counts:
         bias, bias_stderr = _mean_bias(work, q, m, scheme)
         layer = work.make_layer(loss, sampler, m, shared)
+
         # mean square error over independent draws, which contains both bias and noise
         mean_square = float(
             np.mean(
@@ -226,6 +228,7 @@ def find_crossover(
     n, d = work.rows.shape
     m = setting.num_sampled or 1
     loss = "sampled-masked" if setting.shared or work.masked else "sampled"
+
     # The time of a full step is linear in the number of classes, and the time of a sampled step
     # nearly constant. So the ratio of the two measured times gives a good first guess of the class
     # count. The secant method, for the log time ratio as a function of the log class count, then
@@ -234,6 +237,7 @@ def find_crossover(
     log_time_ratio = np.log(full.step_seconds / setting.step_seconds)
     guess = last_size * np.exp(-log_time_ratio)
     max_size = max(n, _MAX_VECTOR_ENTRIES // d)
+
     for _ in range(_MAX_SECANT_STEPS):
         size = round(float(np.clip(guess, m // 2 + 2, max_size)))
         # for a smaller change of the class count, the slope would be dominated by timing noise
@@ -241,6 +245,7 @@ def find_crossover(
             break
         ids = np.arange(size) * n // size
         resized = replace(work, rows=work.rows[ids], labels=work.labels * size // n)
+
         # plus 1, because the counts of a subset might all be 0
         counts = None if inputs.counts is None else inputs.counts[ids] + 1.0
         made_from = replace(inputs, class_embeddings=resized.rows, counts=counts)
@@ -253,6 +258,7 @@ def find_crossover(
         last_size = size
         log_time_ratio = new_log_time_ratio
         guess = size * np.exp(-new_log_time_ratio / max(slope, _MIN_SLOPE))
+
     return round(float(guess)) if guess <= max_size and log_time_ratio > -_MIN_SLOPE else None
 
 

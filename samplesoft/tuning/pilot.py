@@ -89,6 +89,7 @@ def choose_settings(
         **options,
     )
     best = report.best
+
     return {
         "loss": "full" if best.sampler is None else masked if best.shared else loss,
         "sampler": best.sampler,

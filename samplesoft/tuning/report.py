@@ -93,6 +93,7 @@ class TuneReport(Report):
                 f"No draws that were measured have a bias of at most {self.largest_bias:g}, so "
                 "where sampling pays is not known; try more of them, or other samplers."
             )
+
         if (n := self.crossover) is None or self.contender is None:
             return ""
         return (
@@ -109,6 +110,7 @@ class TuneReport(Report):
             why = f"the quickest with an L1 bias of at most {self.largest_bias:g}"
         else:
             why = f"the least error of a gradient within {1e3 * self.seconds:g} ms a step"
+
         if best.sampler is None:
             near = next((one for one in self.settings if one.sampler is not None), None)
             text = f"Take the full softmax: {why}, {1e3 * full.step_seconds:.1f} ms a step."
@@ -118,6 +120,7 @@ class TuneReport(Report):
                     f"L1 bias {near.bias:.3g}."
                 )
             return text
+
         ratio = full.step_seconds / best.step_seconds
         return (
             f"Take {best.title}: {why}. L1 bias {best.bias:.3g} +- {best.bias_stderr:.1g}, "
@@ -164,6 +167,7 @@ class TuneReport(Report):
         if self.left_out:
             reasons = (f"{name} ({why})" for name, why in self.left_out.items())
             parts.append(Paragraph(f"Left out: {', '.join(reasons)}."))
+
         return parts
 
     def _figure(self) -> Figure:
@@ -183,6 +187,7 @@ class TuneReport(Report):
                     linewidth=1.0,
                     label=f"{name}, shared" if shared else name,
                 )
+
         # a vertical line at the full softmax; settings to its right are slower
         at = 1e3 * self.full.step_seconds
         above = axes.get_xaxis_transform()
@@ -201,4 +206,5 @@ class TuneReport(Report):
         )
         axes.grid(True, which="major", **GRID)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
         return figure

@@ -150,6 +150,7 @@ def tune(
     sizes = [as_count("num_sampled", m) for m in _as_nonempty_list("num_sampled", num_sampled)]
     if len(rows) < 2:
         raise ValueError("`class_embeddings` must hold at least 2 classes, got 1.")
+
     size = len(contexts) if batch is None else as_count("batch", batch)
     limit = None if seconds is None else as_positive("seconds", seconds)
     largest_bias = as_positive("largest_bias", largest_bias)
@@ -162,8 +163,10 @@ def tune(
             )
         sizes.sort()  # more draws are slower: once a number is too slow, larger ones are skipped
         sharing_modes = sharing_modes[::-1]  # the faster mode first
+
     key = stream_key(rng)
     workers = as_executor(executor)
+
     # choose contexts for the bias, and the contexts of the timed batch, repeated if it is larger
     order = np.random.default_rng(int(key)).permutation(len(contexts))
     num_bias_examples = min(max(MAX_BIAS_LOGITS // len(rows), MIN_BIAS_EXAMPLES), MAX_BIAS_EXAMPLES)
@@ -194,6 +197,7 @@ def tune(
     remaining = [name for name in names if name not in left_out]
     total = len(sharing_modes) * len(remaining) * len(sizes)
     shown = as_flag("progress", progress)
+
     with progress_bar(shown, total=total, unit="setting", desc="tune") as bar:
         # each sampler is made once for all its settings, because construction may be expensive
         for name in remaining:
@@ -205,6 +209,7 @@ def tune(
                     settings.append(setting)
                     if not thorough and _more_draws_are_useless(setting, settings, largest_bias):
                         break
+
     settings.sort(key=lambda one: one.step_seconds)
     best = best_setting(settings, largest_bias, limit)
     report = TuneReport(
@@ -212,6 +217,7 @@ def tune(
     )
     if not thorough or report.contender is None:
         return report
+
     return replace(report, crossover=find_crossover(report.contender, full, work, inputs))
 
 

@@ -144,6 +144,7 @@ def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) ->
     logits, weights, _ = workspace
     row = worker()
     num_levels = len(level_offsets) - 1
+
     for b in range(worker(), len(excluded_path), num_workers()):
         # the class itself
         log_fraction = -np.inf
@@ -152,18 +153,21 @@ def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) ->
             continue
         if b + num_workers() < len(excluded_path):
             prefetch_leaf(rows, child_ranges, excluded_path[b + num_workers(), num_levels - 1])
+
         for level in range(num_levels - 1, -1, -1):
             first = child_ranges[excluded_path[b, level], 0]
             last = child_ranges[excluded_path[b, level], 1]
             is_leaf = level == num_levels - 1
             children = rows if is_leaf else moments
             compute_logits(children, log_sizes, is_leaf, first, last, queries, b, -1, logits, row)
+
             # the mass of the cell with the excluded class, and below its mass without the class
             total_before, max_before = softmax_weights(logits, weights, row, last - first)
             index = excluded_path[b, level + 1] - first
             if index % num_lanes() == lane():
                 logits[row, index] += log_fraction
             log_kept = -np.inf
+
             # skipped if the class is alone in the cell: the ratio below would be 0 / 0
             if last - first > 1 or log_fraction > -np.inf:
                 total, max_logit = softmax_weights(logits, weights, row, last - first)
@@ -213,6 +217,7 @@ def step(
     is_leaf = level == len(level_offsets) - 2
     has_targets = targets.size > 0
     children = rows if is_leaf else moments
+
     # process several visits at a time, so that the CPU computes one visit while it waits for the
     # memory of another
     visits_per_block = len(logits) if num_workers() == 1 else 1
@@ -224,12 +229,14 @@ def step(
             cell = cells[visits[i, 0], visits[i, 1]]
             if cell != cells[visits[i - 1, 0], visits[i - 1, 1]]:
                 prefetch_leaf(rows, child_ranges, cell)
+
         i = v
         while i < block_end:
             b = visits[i, 0]
             second = -1
             row = worker() + i - v
             cell = cells[b, visits[i, 1]]
+
             # score two contexts in one cell together, which halves the memory traffic
             if i + 1 < block_end and cells[visits[i + 1, 0], visits[i + 1, 1]] == cell:
                 second = visits[i + 1, 0]
@@ -239,17 +246,20 @@ def step(
                 children, log_sizes, is_leaf, first, last, queries, b, second, logits, row
             )
             i += 1 if second < 0 else 2
+
         for i in range(v, block_end):
             b = visits[i, 0]
             row = worker() + i - v
             cell = cells[b, visits[i, 1]]
             first = child_ranges[cell, 0]
             num = child_ranges[cell, 1] - child_ranges[cell, 0]
+
             # a child that contains the excluded class, or is this class, keeps part of its mass
             index = excluded_path[b, level + 1] - first
             if 0 <= index < num and index % num_lanes() == lane():
                 logits[row, index] += log_remaining[b, level + 1]
             sums[row, 0], sums[row, 1] = softmax_weights(logits, weights, row, num)
+
         for i in range(v, block_end):
             b = visits[i, 0]
             row = worker() + i - v
@@ -258,6 +268,7 @@ def step(
             num = child_ranges[cell, 1] - child_ranges[cell, 0]
             total = sums[row, 0]
             max_logit = sums[row, 1]
+
             # uniforms increase within a visit, so each search continues where the last one ended
             child = 0
             cumulative = 0.0
@@ -274,6 +285,7 @@ def step(
                         rescaled = min(
                             (target - cumulative) / weights[row, child], _LARGEST_BELOW_ONE
                         )
+
                 # computed from the weight that the search used, not from the logit, so that log_q
                 # is exactly the log-probability of the draw
                 prob = weights[row, child] / total if total > 0.0 else 0.0
@@ -285,6 +297,7 @@ def step(
                     if total > 0.0:
                         prob = 1.0 / total
                         log_prob = logits[row, child] - max_logit
+
                 prob *= probs[b, k]
                 sync_lanes()  # all lanes have read the values that are replaced below
                 uniforms[b, k] = rescaled
@@ -318,10 +331,12 @@ def update_moments(
         last = child_ranges[cell, 1]
         for f in range(lane(), dim, num_lanes()):
             mean[f] = variance[f] = 0.0
+
         for j in range(first, last):
             weight = 1.0 / (last - first) if are_classes else sizes[j] / sizes[cell]
             for f in range(lane(), dim, num_lanes()):
                 mean[f] += weight * children[j, f]
+
         for j in range(first, last):  # subtract the mean first: E[x^2] - E[x]^2 would cancel
             weight = 1.0 / (last - first) if are_classes else sizes[j] / sizes[cell]
             for f in range(lane(), dim, num_lanes()):
@@ -331,6 +346,7 @@ def update_moments(
             if not are_classes:
                 for f in range(lane(), dim, num_lanes()):
                     variance[f] += weight * children[j, dim + f]
+
         for f in range(lane(), dim, num_lanes()):
             moments[cell, f] = mean[f]
             moments[cell, dim + f] = variance[f]

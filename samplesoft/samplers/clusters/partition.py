@@ -43,9 +43,11 @@ def make_partition(
             ):
                 cells += children
                 bar.update(sum(map(len, children)))
+
         # only on the top level: its cells are large, and below them no outliers are left
         cells_above = cells if offsets or len(cells) == 1 else _separate_outliers(rows, cells)
         offsets.append(np.cumsum([0, *map(len, cells_above[:-1])]))
+
     return np.concatenate(cells_above), offsets
 
 
@@ -68,6 +70,7 @@ def _child_count_functions(num_classes: int, leaf_size: int) -> list[Callable[[i
         return [num_leaves]
     if num <= _MAX_DIRECT_LEAVES * top:
         return [lambda size: top, num_leaves]
+
     return [lambda size: top, lambda size: round(num_leaves(size) ** 0.5), num_leaves]
 
 
@@ -83,6 +86,7 @@ def _split_by_k_means(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> li
     edges = np.flatnonzero(np.diff(labels[order])) + 1
     max_size = _MAX_SIZE_RATIO * (len(ids) // num)
     cells = []
+
     for cell in np.split(ids[order], edges):
         # k-means may leave a large cell, for example of equal vectors: sort it along the entry
         # with the widest range, and cut it into equal pieces
@@ -90,6 +94,7 @@ def _split_by_k_means(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> li
             widest = np.ptp(rows[cell], axis=0).argmax()
             cell = cell[np.argsort(rows[cell, widest], kind="stable")]
         cells += np.array_split(cell, -(-len(cell) // max_size))
+
     return cells
 
 

@@ -70,12 +70,14 @@ def class_probabilities(h, vectors, levels, tau, label=None, lib=math):
             masses = {c: class_mass(h, vectors, c, tau, lib) for c in cell}
             total = lib.fsum(masses.values())
             return lib.fsum(x for c, x in masses.items() if c != label) / total
+
         children = cells_inside(cell, below[0])
         masses = [estimated_mass(h, vectors, child, tau, lib) for child in children]
         remaining = [
             x * remaining_fraction(child, below[1:])
             for x, child in zip(masses, children, strict=True)
         ]
+
         return lib.fsum(remaining) / lib.fsum(masses)
 
     def descend(cell, below, reach_prob):
@@ -86,6 +88,7 @@ def class_probabilities(h, vectors, levels, tau, label=None, lib=math):
             for c, x in masses.items():
                 q[c] = reach_prob * x / total
             return
+
         children = cells_inside(cell, below[0])
         masses = []
         for child in children:
@@ -114,6 +117,7 @@ def draw(u, h, vectors, levels, tau, lib=math):
             masses = [class_mass(h, vectors, c, tau, lib) for c in children]
         else:
             masses = [estimated_mass(h, vectors, child, tau, lib) for child in children]
+
         total = lib.fsum(masses)
         cumulative = 0
         for child, x in zip(children, masses, strict=True):
@@ -123,5 +127,6 @@ def draw(u, h, vectors, levels, tau, lib=math):
                 cell = child
                 break
             cumulative += probability
+
         if isinstance(cell, int):
             return cell

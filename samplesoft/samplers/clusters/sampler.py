@@ -149,11 +149,13 @@ class ClusterSampler(Sampler):
         self.tau: float = as_tau(tau, unit_vectors=False)
         self.leaf_size = as_count("leaf_size", leaf_size)
         subject = f"cells of {self.num_classes:,} classes"
+
         # class vectors, a mean and a variance for each cell, and eight 8-byte values for each class
         num_bytes = rows.nbytes * (1.0 + 4.0 / self.leaf_size) + 64.0 * self.num_classes
         remedy = "use float32, larger leaves or fewer classes"
         require_bytes(subject, rows.nbytes + num_bytes, remedy)  # host memory, for the clustering
         require_bytes(subject, num_bytes, remedy, arrays.available_bytes())
+
         # the assignment of classes to cells stays in host memory for any device
         self._key = stream_key(rng)
         self._initialise_cells(rows, progress)
@@ -230,6 +232,7 @@ class ClusterSampler(Sampler):
         self._level_offsets = levels = np.cumsum([0, *map(len, level_starts)])
         first_classes = np.concatenate(level_starts)
         ends = np.concatenate([[*each[1:], n] for each in level_starts])
+
         # ranges of classes at first; above the leaves, the loop below replaces them by ranges of
         # child cells
         ranges = np.stack([first_classes, ends], axis=1)
@@ -239,6 +242,7 @@ class ClusterSampler(Sampler):
             counts = np.diff(children, axis=1)[:, 0]
             self._parents[start:stop] = np.repeat(np.arange(above, start), counts)
             ranges[above:start] = children
+
         self._sizes = ends - first_classes
         self._leaf_starts = level_starts[-1]
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
@@ -330,6 +334,7 @@ class ClusterSampler(Sampler):
             self._descend(contexts, targets, paths)
             cells = to_host(paths.cells)
             logs = np.log(to_host(paths.probs)) + to_host(paths.log_q)
+
             # the sum is meaningless for an excluded class, whose log-probability is -inf
             logs[cells == to_host(contexts.excluded_path)[:, -1:]] = -np.inf
             np.put_along_axis(drawn[chunk], order, cells, axis=1)
@@ -344,6 +349,7 @@ class ClusterSampler(Sampler):
         self._backend.each(
             process_chunk, self._backend.split(batch, size, 2 * k * self._padded_max_children)
         )
+
         return drawn, to_device(log_q)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -373,6 +379,7 @@ class ClusterSampler(Sampler):
         max_logits = logits.max(axis=1, keepdims=True)
         sums = np.exp(logits - max_logits).sum(axis=1, dtype=np.float64)
         log_mass: FloatArray = max_logits[:, 0] + np.log(sums)
+
         return log_mass
 
     def _prepare_update(self, ids: Any, rows: Rows) -> Callable[[], None]:
@@ -384,12 +391,14 @@ class ClusterSampler(Sampler):
         ids, rows = last_row_of_each_id(ids, rows)
         largest = float(np.abs(to_host(rows)).max())
         require_finite_distances(largest, rows.dtype)
+
         # if all vectors are replaced, cluster again, because the old cells would not fit them
         if len(ids) == len(self._positions):
             rebuilt = object.__new__(type(self))
             rebuilt.__dict__.update(self.__dict__)
             rebuilt._initialise_cells(rows)
             return lambda: self.__dict__.update(rebuilt.__dict__)
+
         positions = self._positions[ids].astype(np.int64)
         touched = np.zeros(self._level_offsets[-1], bool)  # faster than sorting many leaves
         touched[self._leaves_containing(positions)] = True
@@ -424,6 +433,7 @@ class ClusterSampler(Sampler):
                 f"`h` must have logits and squares of them within the range of {h.dtype}, got up "
                 f"to {bounds[row]:.3g} for row {row}; scale the vectors down, or use float64."
             )
+
         return np.concatenate([scaled, 0.5 * scaled**2], axis=1).astype(h.dtype)
 
     def _scale_and_bound_products(self, h: Rows) -> tuple[FloatArray, FloatArray]:
@@ -450,6 +460,7 @@ class ClusterSampler(Sampler):
         contexts = Contexts(
             to_device(queries), to_device(excluded_path), to_device(np.empty(excluded_path.shape))
         )
+
         # without an excluded class, no kernel reads `log_remaining`
         if excludes.any():
             excluded_paths = self._ancestors(self._positions[exclude[excludes]].astype(np.int64))
@@ -458,6 +469,7 @@ class ClusterSampler(Sampler):
             num = len(excluded_path)
             workspace = self._workspace(len(excluded_path))
             self._backend.run(exclude_classes, num, self._tree, contexts, workspace)
+
         return contexts
 
     def _descend(self, contexts: Contexts, targets: IntArray, paths: Paths) -> None:
@@ -465,11 +477,13 @@ class ClusterSampler(Sampler):
         if self.device == "cpu":
             walk(self._tree, contexts, targets, paths, self._workspace(_VISITS_PER_BLOCK))
             return
+
         # on a GPU each path is a visit, processed by one warp
         b, k = np.indices(paths.cells.shape).reshape(2, -1)
         visits = self._backend.to_device(np.stack([b, k, k + 1], axis=1))
         num = paths.cells.size
         workspace = self._workspace(num)
+
         for level, children in enumerate(targets, start=-1):
             children = self._backend.to_device(children)
             self._backend.run(
@@ -497,10 +511,12 @@ class ClusterSampler(Sampler):
         empty = self._backend.empty
         num_rows = min(num, _VISITS_PER_BLOCK)
         dtype = self._tree.rows.dtype
+
         # on a GPU all visits are in progress at once, and logits are float64 for vectors of any
         # dtype
         if self.device != "cpu":
             num_rows = num
             dtype = np.dtype(np.float64)
         logits, weights = (empty((num_rows, self._padded_max_children), dtype) for _ in range(2))
+
         return Workspace(logits, weights, empty((num_rows, 2), np.float64))

@@ -54,8 +54,10 @@ class Features:
                     "`transform` must return an array on the GPU with device='cuda', got "
                     f"{type(features).__name__}; make the feature map with device='cuda'."
                 )
+
             features = backend_of(rows).viewed(features)
             expected = num_rows, self.dim or max(1, features.shape[1] if features.ndim == 2 else 1)
+
             # features of another dtype are converted on the CPU, and are an error on the GPU
             dtype_fits = features.dtype == rows.dtype if on_gpu else features.dtype.kind in "biuf"
             if features.shape != expected or not dtype_fits:
@@ -64,4 +66,5 @@ class Features:
                     f"{f', in {rows.dtype}' if on_gpu else ''}, got {features.dtype} of shape "
                     f"{features.shape}."
                 )
+
             return features if on_gpu else np.ascontiguousarray(features, rows.dtype)

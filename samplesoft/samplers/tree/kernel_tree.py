@@ -169,6 +169,7 @@ class KernelTree(Sampler):
         n, dim = rows.shape
         super().__init__(n, dim, rows.dtype, device)
         self.leaf = as_choice("leaf", leaf, LEAF_WEIGHTS)
+
         # the ratio of two masses must stay finite and above 0
         self.floor = min(max(as_positive("floor", floor), MIN_FLOOR), 1.0 / MIN_FLOOR)
         self.scale = as_positive("scale", scale)
@@ -179,12 +180,14 @@ class KernelTree(Sampler):
                 f"`transform` must be callable, got {type(transform).__name__}; of a feature map, "
                 "pass its `transform`."
             )
+
         self._features = Features(transform, rows)
         self.feature_dim = self._features.dim
         if leaf_size is None:
             # node sums hold n F / leaf_size values, and class vectors n d values: with this leaf
             # size the ratio is about 1 / 2
             leaf_size = 1 << max(4, round(log2(2 * self.feature_dim / dim)))
+
         self.leaf_size = min(as_count("leaf_size", leaf_size), self.num_classes)
         require_fitting_option(
             f"the tree over {self.num_classes:,} classes with {self.feature_dim:,} features",
@@ -194,6 +197,7 @@ class KernelTree(Sampler):
             partial(peak_build_bytes, n, dim, self.feature_dim, rows.dtype.itemsize),
             arrays.available_bytes(),
         )
+
         # if each leaf has one class, all weights give the same; the softmax is the fastest, because
         # it needs no features of classes
         weight_kind = LEAF_WEIGHTS[self.leaf] if self.leaf_size > 1 else SOFTMAX
@@ -202,6 +206,7 @@ class KernelTree(Sampler):
             self.num_classes, self.leaf_size, self.floor, weight_kind, scale
         )
         self._num_leaves = -(-self.num_classes // self.leaf_size)
+
         # whether weights in leaves are computed from class vectors; otherwise from features
         self._leaf_weights_use_vectors = transform is None or weight_kind != KERNEL
         self._rows = arrays.copied(rows)
@@ -277,6 +282,7 @@ class KernelTree(Sampler):
         max_features = np.empty(num_classes, rows.dtype)
         leaf_sums = self._backend.empty((self._num_leaves, self.feature_dim), rows.dtype)
         leaf_chunks = self._leaf_chunks(self._num_leaves)
+
         with progress_bar(
             progress, total=len(leaf_chunks), unit="block", desc="building the tree"
         ) as bar:
@@ -286,6 +292,7 @@ class KernelTree(Sampler):
                 self._sum_leaves(features, leaf_sums[chunk])
                 max_features[classes] = largest_in_rows(features)
                 bar.update()
+
         return TreeSums(leaf_sums), max_features
 
     @property
@@ -320,6 +327,7 @@ class KernelTree(Sampler):
             order = np.argsort(sorted_by[chunk], axis=1)
             ranked = sorted_by[chunk][np.arange(len(order))[:, None], order]
             workspace = self._workspace(order.size)
+
             # the order of the passes is described in `walk`
             contexts = self._contexts_with_exclusions(
                 h[chunk], phi[chunk], exclude[chunk], workspace
@@ -328,12 +336,14 @@ class KernelTree(Sampler):
                 paths = self._walk_down(contexts, np.zeros_like(order), ranked)
             else:
                 paths = self._walk_down(contexts, ranked // self._parameters.leaf_size)
+
             leaves = to_host(paths.leaves).reshape(order.shape)
             # sort visits by leaf, so that the rows of a leaf stay in the cache for all its visits
             visits = arrays.to_device(group_runs_by_node(leaves, 0, self._num_leaves))
             classes = ClassLogProbs(
                 ids=ids[chunk], log_q=log_q[chunk], order=arrays.to_device(order)
             )
+
             for leaf_rows in self._leaf_rows(h[chunk], phi[chunk], leaves):
                 arrays.run(
                     draw_in_leaves,
@@ -391,6 +401,7 @@ class KernelTree(Sampler):
         arrays.each(write_log_reach, self._batch_chunks(h.shape[0], num_leaves))
         log_reach_on_device = arrays.to_device(log_reach)
         arrays.each(write_probs, self._leaf_chunks(num_leaves, h.shape[0]))
+
         return probs
 
     def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -418,6 +429,7 @@ class KernelTree(Sampler):
         ends = np.append(starts, len(ids))
         change = arrays.empty((len(leaves), self.feature_dim), rows.dtype)
         max_features = np.empty(len(ids), rows.dtype)
+
         # each chunk is extended to the end of a leaf, so it may be larger by almost one leaf
         chunk_size = min(
             _UPDATE_CHUNK_CLASSES, _CHUNK_VALUES // (2 * self.feature_dim) - leaf_size + 1
@@ -430,6 +442,7 @@ class KernelTree(Sampler):
             chunk_leaves = slice(*chunk_bounds[i])
             chunk_classes = slice(*ends[list(chunk_bounds[i])])
             num = chunk_classes.stop - chunk_classes.start
+
             # the features of old and new vectors are computed in one call, because BLAS may round a
             # row differently in a batch of another size
             before = arrays.take_rows(self._rows, ids[chunk_classes])
@@ -437,6 +450,7 @@ class KernelTree(Sampler):
             new = features[:num]
             old = features[num:]
             max_features[chunk_classes] = largest_in_rows(new)
+
             # subtract in float64, before differences are rounded to the dtype of the features
             totals[i] = arrays.column_sums(new)[0] - arrays.column_sums(old)[0]
             offsets = arrays.to_device(starts[chunk_leaves] - starts[chunk_leaves.start])
@@ -447,6 +461,7 @@ class KernelTree(Sampler):
         add = self._sums.prepare_update(leaves, change, totals.sum(axis=0))
         if self._would_lose_precision(ids, max_features) and self._has_memory_to_rebuild():
             return self._prepare_rebuild(ids, rows)
+
         # the renewal is computed from the tree before this update, which is correct because the
         # two changes are sums and commute
         renew = self._prepare_renewal(len(ids))
@@ -535,6 +550,7 @@ class KernelTree(Sampler):
             return
         visited, slots = np.unique(leaves, return_inverse=True)
         slots = slots.reshape(leaves.shape)
+
         for chunk in self._leaf_chunks(len(visited)):
             # -1 for leaves of other chunks, which kernels skip
             in_chunk = (slots >= chunk.start) & (slots < chunk.stop)
@@ -561,6 +577,7 @@ class KernelTree(Sampler):
             conditional_left_probs=arrays.empty((batch, levels), np.float64),
         )
         excluded = to_host(exclude)
+
         # without exclusion, the last two fields are not written, because no path reads them
         if excluded.max() >= 0:
             products = self._top_products(phi, batch, num_paths=1)
@@ -569,6 +586,7 @@ class KernelTree(Sampler):
             leaves = np.maximum(excluded, 0)[:, None] // parameters.leaf_size
             for leaf_rows in self._leaf_rows(h, phi, leaves):
                 arrays.run(exclude_classes, batch, self._tree, contexts, leaf_rows, workspace)
+
         return contexts
 
     def _walk_down(self, contexts: Contexts, leaves: IntArray, uniforms: Any = None) -> Paths:
@@ -592,6 +610,7 @@ class KernelTree(Sampler):
         rows = max(batch, arrays.workers(num))  # one for each example; on a GPU, for each path
         products = self._top_products(contexts.phi, rows, num_paths)
         arrays.run(walk, rows, self._tree, contexts, products, is_drawn, paths)
+
         return paths
 
     def _top_products(self, phi: Rows, rows: int, num_paths: int) -> TopProducts:
@@ -609,6 +628,7 @@ class KernelTree(Sampler):
             level_below=root_level(num_leaves) - levels,
         )
         arrays.run(precompute_top_products, rows, phi, self._sums.nodes, products)
+
         return products
 
     def _batch_chunks(self, batch: int, num_leaves: int) -> list[slice]:
@@ -625,6 +645,7 @@ class KernelTree(Sampler):
         size = min(-(-batch // num_chunks), max(1, _MAX_PATHS // num_leaves))
         levels = root_level(self._num_leaves) + 1
         values_per_example = self.feature_dim + 2 * num_leaves * (self.leaf_size + 2 * levels)
+
         return self._backend.split(
             batch,
             size if self._leaf_weights_use_vectors else _KERNEL_CHUNK_EXAMPLES,

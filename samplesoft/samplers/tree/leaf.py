@@ -128,6 +128,7 @@ def compute_leaf_weights(
             weights[row, c] = log_weight(products[row, c], parameters)
         # weights are relative to the largest one, so that none overflows
         return exp_weights(weights, weights, row, size, excluded_index)
+
     # other weights lie within the range of `clip_mass`, and need no scaling
     total = 0.0
     for c in range(lane(), size, num_lanes()):
@@ -136,6 +137,7 @@ def compute_leaf_weights(
         )
         weights[row, c] = weight
         total += weight
+
     sync_lanes()
     return sum_of_lanes(total), 0.0
 
@@ -192,6 +194,7 @@ def exclude_classes(
         leaf = excluded // parameters.leaf_size
         index = excluded % parameters.leaf_size
         size = num_classes_in_leaf(leaf, parameters)
+
         # if the class is alone in its leaf, the probability of not drawing it there is 0
         log_others = -np.inf
         if size > 1:
@@ -200,19 +203,23 @@ def exclude_classes(
             )
             log_excluded = log_weight(workspace.products[worker(), index], parameters) - shift
             log_others = log_prob_not_excluded(total, log_excluded)
+
         log_remaining[b, 0] = log_others
         log_remaining[b, 1] = log_others
         if root == 0:  # a single leaf: keep `log_others`, whose exponential may underflow
             continue
+
         # Let rho_v be the probability of drawing the class from node v, c the child of v that
         # contains the class, and p_c the probability of the branch to c. `remaining` is 1 - rho_v =
         # (1 - p_c) + p_c (1 - rho_c). Given that the class is not drawn, the branch to c has
         # probability p_c (1 - rho_c) / (1 - rho_v).
         remaining = math.exp(log_others)
+
         for level in range(1, root + 1):
             towards = contexts.excluded_path_probs[b, level, 0]
             away = contexts.excluded_path_probs[b, level, 1]
             is_left = (leaf >> (level - 1)) % 2 == 0
+
             # this value remains if the node contains no other class
             contexts.conditional_left_probs[b, level] = towards if is_left else away
             towards *= remaining
@@ -256,6 +263,7 @@ def draw_in_leaves(
             if next_row != first_row and next_row >= 0:
                 for r in range(next_row, min(next_row + parameters.leaf_size, len(rows))):
                     prefetch_row(rows, r)
+
         first_path = b * classes.ids.shape[1]
         leaf = paths.leaves[first_path + start]
         size = num_classes_in_leaf(leaf, parameters)
@@ -263,6 +271,7 @@ def draw_in_leaves(
         total, shift = compute_leaf_weights(
             parameters, leaf_rows, b, first_row, size, excluded_index, workspace
         )
+
         # these terms are the same for all paths of the visit
         log_total = math.log(total)
         correction = log_exclusion_correction(contexts.log_remaining, b, excluded_index)
@@ -275,6 +284,7 @@ def draw_in_leaves(
                 classes.ids[b, column] = leaf * parameters.leaf_size + c
             else:
                 c = classes.ids[b, column] - leaf * parameters.leaf_size
+
             # computed from the log-weight, because the weight may have underflowed
             log_in_leaf = (
                 log_weight(workspace.products[worker(), c], parameters) - shift - log_total
@@ -313,6 +323,7 @@ def probs_in_leaves(
         total, shift = compute_leaf_weights(
             parameters, leaf_rows, b, first_row, size, excluded_index, workspace
         )
+
         # the terms that are the same for all classes of the leaf
         log_scale = log_reach[b, leaf] + log_exclusion_correction(
             contexts.log_remaining, b, excluded_index

@@ -88,6 +88,7 @@ class TreeSums:
         """
         steps, offsets = plan_updates(leaves, self.nodes.shape[0])
         arrays = self._backend
+
         # in stages, because the steps of a level read the results of the level below
         for stage in arrays.stages(offsets):
             stage_steps = arrays.to_device(steps[stage])
@@ -224,6 +225,7 @@ def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]
     level = 0
     step = 0
     half = 1
+
     # the changes of both halves of a node are merged, so that each node is updated once
     while half < num_leaves:
         num_merged = i = 0
@@ -240,10 +242,12 @@ def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]
             step += 1
             num_merged += 1
             i += 2 if has_sibling else 1
+
         num = num_merged
         half *= 2
         level += 1
         offsets[level] = step
+
     # the sum of all changes is now in row 0 of the changes, and is added to the total in row 0
     steps[step] = 0, 0, -1, 0
     offsets[level + 1] = step + 1
@@ -269,6 +273,7 @@ def apply_updates(
         row = steps[i, 1]
         sibling = steps[i, 2]
         is_right = steps[i, 3]
+
         # a row holds left minus right: add a change of the left half, subtract one of the right
         if sibling >= 0:
             for f in range(first, last, num_lanes()):

@@ -215,6 +215,7 @@ def compute_excluded_path_probs(
     batch = len(contexts.excluded)
     for b in range(worker(), batch, num_workers()):
         masses[b] = products.values[b, 0]
+
     # level by level, so that the rows of a level are in the cache for all examples
     for level in range(root_level(num_leaves), 0, -1):
         half = 1 << (level - 1)
@@ -228,9 +229,11 @@ def compute_excluded_path_probs(
                 contexts.excluded_path_probs[b, level, 0] = 1.0
                 contexts.excluded_path_probs[b, level, 1] = 0.0
                 continue
+
             if level <= products.level_below:
                 next_excluded = max(contexts.excluded[min(b + 1, batch - 1)], 0)
                 prefetch_node(nodes, next_excluded // parameters.leaf_size, half)
+
             # read `masses` before `node_product`, which synchronises the lanes
             mass = masses[b]
             difference = node_product(nodes, contexts.phi, b, products, b, level, middle)
@@ -292,6 +295,7 @@ def split_run(
         while first < stop and paths.leaves[first] < middle:
             first += 1
         return first
+
     for k in range(start, stop):
         u = paths.uniforms[k]
         is_left = u < left_prob
@@ -301,6 +305,7 @@ def split_run(
         # a uniform that rounds to 1 would enter a branch without mass
         paths.uniforms[k] = min((u - begin) / width, _LARGEST_BELOW_ONE)
         first += is_left
+
     return first
 
 
@@ -323,6 +328,7 @@ def walk(
     for r in range(worker(), num_rows, num_workers()):
         paths.run_ends[r * paths_each] = (r + 1) * paths_each
         write_child(paths, r * paths_each, products.values[r, 0], 0.0, 1.0, 1.0)
+
     # level by level, so that the rows of a level are in the cache for all examples
     for level in range(root_level(num_leaves), 0, -1):
         half = 1 << (level - 1)
@@ -339,6 +345,7 @@ def walk(
                     continue
                 if level <= products.level_below:
                     prefetch_node(nodes, paths.leaves[min(stop, len(paths.leaves) - 1)], half)
+
                 # read `paths` before `node_product`, which synchronises the lanes
                 mass = paths.masses[start]
                 log_reach = paths.log_reach[start]
@@ -348,6 +355,7 @@ def walk(
                 left_prob = left
                 if is_drawn and first * size <= excluded < (middle + half) * size:
                     left_prob = contexts.conditional_left_probs[b, level]
+
                 # two runs: the paths [start, first_right) go left, [first_right, stop) go right
                 first_right = split_run(paths, start, stop, is_drawn, left_prob, middle)
                 if first_right < stop:
@@ -357,14 +365,17 @@ def walk(
                     )
                     if is_drawn:
                         paths.leaves[first_right] = middle
+
                 if start < first_right:
                     paths.run_ends[start] = first_right
                     write_child(paths, start, 0.5 * (mass + difference), log_reach, factor, left)
+
     for r in range(worker(), num_rows, num_workers()):
         stop = r * paths_each
         while stop < (r + 1) * paths_each:
             start = stop
             stop = run_end(paths, start)
+
             # copy the values of the first path of the run to all paths of the run
             leaf = paths.leaves[start]
             log_reach = paths.log_reach[start] + math.log(paths.factors[start])
