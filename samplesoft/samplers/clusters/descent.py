@@ -31,7 +31,7 @@ from samplesoft.samplers.visits import group_runs_by_node
 
 Real = NDArray[Any]  # float32 or float64
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-53
-_MIN_PROB = 1e-60  # large enough that the product of five such branch probabilities is above 0
+_MIN_PROB = 1e-60  # the product of five such branch probabilities is still above 0
 
 
 class CellTree(NamedTuple):
@@ -40,10 +40,11 @@ class CellTree(NamedTuple):
     Cell -1 is the root. It has no moments, and its children are the cells of the top level.
     """
 
-    moments: Real  # (N, 2 d): mean of the class vectors of a cell, then variance of each entry
+    # (N, 2 d): for each cell, the mean of its class vectors, then the variance of each entry
+    moments: Real
     rows: Real  # (n, d): class vectors
     log_sizes: Real  # (N,): log of the number of classes in a cell
-    # (N + 1, 2): first child of a cell, and last child + 1; the last row is the root's
+    # (N + 1, 2): the children of a cell are [start, stop); the last row is for the root
     child_ranges: IntArray
     level_offsets: IntArray  # (T + 1,): first cell of each level, and N
 
@@ -51,7 +52,7 @@ class CellTree(NamedTuple):
 class Contexts(NamedTuple):
     """Queries of a batch of contexts, and the effect of the class that each context excludes."""
 
-    queries: Real  # (B, 2 d): factors of the means, then of the variances of cells
+    queries: Real  # (B, 2 d): factors of the means, then of the variances
     # (B, T + 1): the cells that contain the excluded class, from the top, and then the position of
     # the class in leaf order; negative if no class is excluded
     excluded_path: IntArray
@@ -67,8 +68,9 @@ class Paths(NamedTuple):
     ``probs * exp(log_q)``.
     """
 
-    uniforms: FloatArray  # uniform of a draw, rescaled to [0, 1) within the current cell
-    cells: IntArray  # current cell; at the end, position of the class in leaf order
+    uniforms: FloatArray  # uniform of a draw, rescaled to [0, 1) within `cells`
+    # current cell; after the last level, position of the class in leaf order
+    cells: IntArray
     probs: FloatArray  # product of the branch probabilities above `_MIN_PROB`
     log_q: FloatArray  # sum of the logarithms of the smaller branch probabilities
 
@@ -89,40 +91,42 @@ def compute_logits(
     children: Real,
     log_sizes: Real,
     is_leaf: bool,
-    first: int,
-    last: int,
+    start: int,
+    stop: int,
     queries: Real,
     b: int,
     second: int,
     logits: Real,
     row: int,
 ) -> None:
-    """Write the logits of the children [first, last) for query `b` to ``logits[row]``.
+    """Write the logits of the children [start, stop) for query `b` to ``logits[row]``.
 
     The children are classes if `is_leaf`, otherwise cells. If `second` is not -1, also write the
     logits for query `second` to ``logits[row + 1]``.
     """
-    products(children, first, last, queries, b, second, logits, row)
+    products(children, start, stop, queries, b, second, logits, row)
     if not is_leaf:
-        sizes = log_sizes[first:last]
+        sizes = log_sizes[start:stop]
         for r in range(row, row + 1 if second < 0 else row + 2):
-            for i in range(lane(), last - first, num_lanes()):
+            for i in range(lane(), stop - start, num_lanes()):
                 logits[r, i] += sizes[i]
 
 
 @njit_inline
-def softmax_weights(logits: Real, weights: Real, row: int, num: int) -> tuple[float, float]:
-    """Write the weights ``exp(logit - max_logit)`` of `num` logits; return their sum and the max.
+def softmax_weights(logits: Real, weights: Real, row: int, num_logits: int) -> tuple[float, float]:
+    """Write the weights ``exp(logit - max_logit)``; return their sum, and the largest logit.
 
-    The logits are padded in place with -inf to a multiple of 8, so that loops have no remainder.
+    The first `num_logits` entries of ``logits[row]`` are the logits. They are padded in place with
+    -inf to a multiple of 8, so that loops have no remainder.
     """
-    size = (num + 7) // 8 * 8
-    # pad with -inf, which has weight 0; the loop runs over the last 8 logits for any `num`, so that
-    # its length is constant
-    for i in range(size - 8 + lane(), size, num_lanes()):
-        logits[row, i] = logits[row, i] if i < num else -np.inf
+    padded_size = (num_logits + 7) // 8 * 8
+
+    # the logit -inf has weight 0; the loop always runs over the last 8 entries, so that its length
+    # is constant
+    for i in range(padded_size - 8 + lane(), padded_size, num_lanes()):
+        logits[row, i] = logits[row, i] if i < num_logits else -np.inf
     sync_lanes()
-    return exp_weights(logits, weights, row, size, -1)
+    return exp_weights(logits, weights, row, padded_size, -1)
 
 
 @njit_inline
@@ -136,8 +140,8 @@ def prefetch_leaf(rows: Real, child_ranges: IntArray, leaf: int) -> None:
 def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) -> None:
     """Write ``contexts.log_remaining``, for contexts that exclude a class.
 
-    For each cell that contains the excluded class, this is the log of the fraction of its mass that
-    remains without the class. Cells are processed from the leaf up.
+    For each cell that contains the excluded class, the value written is the log of the fraction of
+    the cell's mass that remains without the class. Cells are processed from the leaf up.
     """
     moments, rows, log_sizes, child_ranges, level_offsets = tree
     queries, excluded_path, log_remaining = contexts
@@ -155,25 +159,27 @@ def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) ->
             prefetch_leaf(rows, child_ranges, excluded_path[b + num_workers(), num_levels - 1])
 
         for level in range(num_levels - 1, -1, -1):
-            first = child_ranges[excluded_path[b, level], 0]
-            last = child_ranges[excluded_path[b, level], 1]
+            start = child_ranges[excluded_path[b, level], 0]
+            stop = child_ranges[excluded_path[b, level], 1]
             is_leaf = level == num_levels - 1
             children = rows if is_leaf else moments
-            compute_logits(children, log_sizes, is_leaf, first, last, queries, b, -1, logits, row)
+            compute_logits(children, log_sizes, is_leaf, start, stop, queries, b, -1, logits, row)
 
-            # the mass of the cell with the excluded class, and below its mass without the class
-            total_before, max_before = softmax_weights(logits, weights, row, last - first)
-            index = excluded_path[b, level + 1] - first
+            # the mass of the cell with the excluded class
+            total_before, max_before = softmax_weights(logits, weights, row, stop - start)
+
+            # the mass of the cell without the excluded class
+            index = excluded_path[b, level + 1] - start
             if index % num_lanes() == lane():
                 logits[row, index] += log_fraction
-            log_kept = -np.inf
 
             # skipped if the class is alone in the cell: the ratio below would be 0 / 0
-            if last - first > 1 or log_fraction > -np.inf:
-                total, max_logit = softmax_weights(logits, weights, row, last - first)
+            log_kept = -np.inf
+            if stop - start > 1 or log_fraction > -np.inf:
+                total, max_logit = softmax_weights(logits, weights, row, stop - start)
                 log_kept = max_logit - max_before + math.log(total / total_before)
             log_remaining[b, level] = log_fraction = log_kept
-            sync_lanes()  # all lanes have read the logits that the next cell overwrites
+            sync_lanes()  # before the logits are overwritten
 
 
 @njit
@@ -187,9 +193,9 @@ def walk(
     """
     level_offsets = tree.level_offsets
     for level in range(-1, len(level_offsets) - 1):
-        first, last = (-1, 0) if level < 0 else (level_offsets[level], level_offsets[level + 1])
+        start, stop = (-1, 0) if level < 0 else (level_offsets[level], level_offsets[level + 1])
         # sorted by cell
-        visits = group_runs_by_node(paths.cells, first, last - first)
+        visits = group_runs_by_node(paths.cells, start, stop - start)
         step(tree, contexts, level, visits, targets[level + 1], paths, workspace)
 
 
@@ -205,11 +211,11 @@ def step(
 ) -> None:
     """Move all `paths`, in place, from the cells of `level` to children of these cells.
 
-    A row of `visits` (V, 3) is a context and the first and last (exclusive) of its paths in one
-    cell. `targets` (B, k) holds the child that each path takes. If it is empty, the children are
-    drawn by the uniforms of the paths, which increase within a visit.
+    A row of `visits` (V, 3) holds a context, and the start and the stop of the range of its paths
+    in one cell. `targets` (B, k) holds the child that each path takes. If `targets` is empty, the
+    children are drawn by the uniforms of the paths, which increase within a visit.
     """
-    # unpacked before the loops, in which Numba would count references to each array of the tuple
+    # unpacked here, because Numba would count references to the arrays of a tuple within loops
     moments, rows, log_sizes, child_ranges, level_offsets = tree
     queries, excluded_path, log_remaining = contexts
     uniforms, cells, probs, log_q = paths
@@ -223,6 +229,8 @@ def step(
     visits_per_block = len(logits) if num_workers() == 1 else 1
     for v in range(worker() * visits_per_block, len(visits), num_workers() * visits_per_block):
         block_end = min(v + visits_per_block, len(visits))
+
+        # prefetch the leaves of the next block
         for i in range(
             block_end, min(block_end + visits_per_block, len(visits)) if is_leaf else block_end
         ):
@@ -230,6 +238,7 @@ def step(
             if cell != cells[visits[i - 1, 0], visits[i - 1, 1]]:
                 prefetch_leaf(rows, child_ranges, cell)
 
+        # the logits of the children of each visited cell
         i = v
         while i < block_end:
             b = visits[i, 0]
@@ -240,32 +249,34 @@ def step(
             # score two contexts in one cell together, which halves the memory traffic
             if i + 1 < block_end and cells[visits[i + 1, 0], visits[i + 1, 1]] == cell:
                 second = visits[i + 1, 0]
-            first = child_ranges[cell, 0]
-            last = child_ranges[cell, 1]
+            start = child_ranges[cell, 0]
+            stop = child_ranges[cell, 1]
             compute_logits(
-                children, log_sizes, is_leaf, first, last, queries, b, second, logits, row
+                children, log_sizes, is_leaf, start, stop, queries, b, second, logits, row
             )
             i += 1 if second < 0 else 2
 
+        # the weights of the children
         for i in range(v, block_end):
             b = visits[i, 0]
             row = worker() + i - v
             cell = cells[b, visits[i, 1]]
-            first = child_ranges[cell, 0]
-            num = child_ranges[cell, 1] - child_ranges[cell, 0]
+            start = child_ranges[cell, 0]
+            num_children = child_ranges[cell, 1] - child_ranges[cell, 0]
 
             # a child that contains the excluded class, or is this class, keeps part of its mass
-            index = excluded_path[b, level + 1] - first
-            if 0 <= index < num and index % num_lanes() == lane():
+            index = excluded_path[b, level + 1] - start
+            if 0 <= index < num_children and index % num_lanes() == lane():
                 logits[row, index] += log_remaining[b, level + 1]
-            sums[row, 0], sums[row, 1] = softmax_weights(logits, weights, row, num)
+            sums[row, 0], sums[row, 1] = softmax_weights(logits, weights, row, num_children)
 
+        # the child that each path takes, and its probability
         for i in range(v, block_end):
             b = visits[i, 0]
             row = worker() + i - v
             cell = cells[b, visits[i, 1]]
-            first = child_ranges[cell, 0]
-            num = child_ranges[cell, 1] - child_ranges[cell, 0]
+            start = child_ranges[cell, 0]
+            num_children = child_ranges[cell, 1] - child_ranges[cell, 0]
             total = sums[row, 0]
             max_logit = sums[row, 1]
 
@@ -275,13 +286,14 @@ def step(
             rescaled = 0.0
             for k in range(visits[i, 1], visits[i, 2]):
                 if has_targets:
-                    child = targets[b, k] - first
+                    child = targets[b, k] - start
                 else:
                     target = uniforms[b, k] * total
                     child, cumulative = search_cumulative(
-                        weights, row, num, target, child, cumulative
+                        weights, row, num_children, target, child, cumulative
                     )
-                    if not is_leaf:  # rescale the uniform to the child, for the next level
+                    # rescale the uniform to the child, for the next level
+                    if not is_leaf:
                         rescaled = min(
                             (target - cumulative) / weights[row, child], _LARGEST_BELOW_ONE
                         )
@@ -299,9 +311,10 @@ def step(
                         log_prob = logits[row, child] - max_logit
 
                 prob *= probs[b, k]
+
                 sync_lanes()  # all lanes have read the values that are replaced below
                 uniforms[b, k] = rescaled
-                cells[b, k] = first + child
+                cells[b, k] = start + child
                 probs[b, k] = prob
                 if log_prob != 0.0:
                     log_q[b, k] += log_prob
@@ -315,9 +328,9 @@ def update_moments(
 
     For leaves, `children` are the class vectors (n, d), and `sizes` is empty. For other cells,
     `children` are the moments (N, 2 d) of all cells, and `sizes` (N,) their numbers of classes,
-    which weight the children. By the law of total variance, the variance of a cell is the variance
-    of its children's means plus the mean of its children's variances. `workspace` has two rows (d,)
-    for each worker.
+    which are the weights of the children. By the law of total variance, the variance of a cell is
+    the variance of its children's means plus the mean of its children's variances. `workspace` has
+    two rows (d,) for each worker.
     """
     moments = tree.moments
     child_ranges = tree.child_ranges
@@ -327,18 +340,20 @@ def update_moments(
         cell = cell_ids[i]
         mean = workspace[2 * worker()]
         variance = workspace[2 * worker() + 1]
-        first = child_ranges[cell, 0]
-        last = child_ranges[cell, 1]
+        start = child_ranges[cell, 0]
+        stop = child_ranges[cell, 1]
+
         for f in range(lane(), dim, num_lanes()):
             mean[f] = variance[f] = 0.0
 
-        for j in range(first, last):
-            weight = 1.0 / (last - first) if are_classes else sizes[j] / sizes[cell]
+        for j in range(start, stop):
+            weight = 1.0 / (stop - start) if are_classes else sizes[j] / sizes[cell]
             for f in range(lane(), dim, num_lanes()):
                 mean[f] += weight * children[j, f]
 
-        for j in range(first, last):  # subtract the mean first: E[x^2] - E[x]^2 would cancel
-            weight = 1.0 / (last - first) if are_classes else sizes[j] / sizes[cell]
+        # the mean is subtracted before squaring, because E[x^2] - E[x]^2 would cancel
+        for j in range(start, stop):
+            weight = 1.0 / (stop - start) if are_classes else sizes[j] / sizes[cell]
             for f in range(lane(), dim, num_lanes()):
                 difference = children[j, f] - mean[f]
                 # weighted before it is squared: the sum does not exceed the largest square

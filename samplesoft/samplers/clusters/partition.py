@@ -13,8 +13,10 @@ from samplesoft._validation import IntArray
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.k_means import k_means
 
-_MAX_SIZE_RATIO = 4  # max number of classes in a cell, relative to the mean of its siblings
-_MAX_DIRECT_LEAVES = 32  # max number of leaves per top cell without a level between them
+# max number of classes in a cell, relative to the mean of its siblings
+_MAX_SIZE_RATIO = 4
+# max number of leaves per top cell; with more, there is a level between them
+_MAX_DIRECT_LEAVES = 32
 
 
 def make_partition(
@@ -22,16 +24,17 @@ def make_partition(
 ) -> tuple[IntArray, list[IntArray]]:
     """Divide classes with the vectors `rows` (n, d) into cells, on one to three levels.
 
-    Returns the classes (n,), grouped by leaf, and, for each level from the top, the index in this
-    array at which each cell begins. A leaf has about `leaf_size` classes, and at most 4 times as
-    many. If there are several top cells, about half of them hold a single class, one of the classes
-    farthest from the mean of their former cell. Such an outlier, for example a frequent word, is
-    poorly described by the mean and the variance of a cell.
+    Returns the classes (n,), grouped by leaf, and a list with one array for each level from the
+    top: the index of the first class of each cell, in the array of classes. A leaf has about
+    `leaf_size` classes, and at most 4 times as many. If there are several top cells, about half of
+    them hold a single class, an outlier that was far from the mean of its former cell. An outlier,
+    for example a frequent word, is poorly described by the mean and the variance of a cell.
     """
     cells_above = [np.arange(len(rows))]
     offsets = list[IntArray]()
     for level, num_children in enumerate(_child_count_functions(len(rows), leaf_size)):
         cells: list[IntArray] = []
+
         desc = f"clustering, level {level + 1}"
         with progress_bar(progress, total=len(rows), unit="class", desc=desc) as bar:
             # a separate key for each cell, so that the result does not depend on threads
@@ -64,32 +67,34 @@ def _child_count_functions(num_classes: int, leaf_size: int) -> list[Callable[[i
 
     if num_classes <= _MAX_SIZE_RATIO * leaf_size:
         return [lambda size: 1]
-    num = num_leaves(num_classes)
+
+    num_leaves_in_tree = num_leaves(num_classes)
     top = round(6.0 * num_classes ** (1 / 3))
-    if num <= top:
+    if num_leaves_in_tree <= top:
         return [num_leaves]
-    if num <= _MAX_DIRECT_LEAVES * top:
+    if num_leaves_in_tree <= _MAX_DIRECT_LEAVES * top:
         return [lambda size: top, num_leaves]
 
     return [lambda size: top, lambda size: round(num_leaves(size) ** 0.5), num_leaves]
 
 
-def _split_by_k_means(rows: Rows, ids: IntArray, num: int, key: np.uint64) -> list[IntArray]:
-    """Divide the classes `ids` (k,) by k-means into about `num` cells; return the cells.
+def _split_by_k_means(rows: Rows, ids: IntArray, num_cells: int, key: np.uint64) -> list[IntArray]:
+    """Divide the classes `ids` (k,) by k-means into about `num_cells` cells; return the cells.
 
-    No cell is empty, or larger than 4 times ``k // num``.
+    No cell is empty, or larger than 4 times ``k // num_cells``.
     """
-    if num <= 1:
+    if num_cells <= 1:
         return [ids]
-    labels = k_means(rows[ids], num, key)
+
+    labels = k_means(rows[ids], num_cells, key)
     order = np.argsort(labels, kind="stable")
     edges = np.flatnonzero(np.diff(labels[order])) + 1
-    max_size = _MAX_SIZE_RATIO * (len(ids) // num)
-    cells = []
+    max_size = _MAX_SIZE_RATIO * (len(ids) // num_cells)
 
+    cells = []
     for cell in np.split(ids[order], edges):
-        # k-means may leave a large cell, for example of equal vectors: sort it along the entry
-        # with the widest range, and cut it into equal pieces
+        # k-means may leave a large cell, for example of equal vectors: sort the classes of this
+        # cell by the entry with the widest range, and cut them into equal pieces
         if len(cell) > max_size:
             widest = np.ptp(rows[cell], axis=0).argmax()
             cell = cell[np.argsort(rows[cell, widest], kind="stable")]
@@ -107,7 +112,9 @@ def _separate_outliers(rows: Rows, cells: list[IntArray]) -> list[IntArray]:
     for cell in cells:
         vectors = rows[cell].astype(np.float64)  # squares of float32 vectors may overflow
         distances[cell] = ((vectors - vectors.mean(axis=0)) ** 2).sum(axis=1)
+
     is_outlier = np.zeros(len(rows), bool)
     is_outlier[np.argsort(-distances, kind="stable")[: len(cells)]] = True
+
     remaining = (cell[~is_outlier[cell]] for cell in cells)
     return [*(cell for cell in remaining if len(cell)), *np.flatnonzero(is_outlier)[:, None]]

@@ -34,11 +34,13 @@ def estimated_mass(h, vectors, cell, tau, lib=math):
     """Return the estimated mass of a cell of k classes: k exp(tau h . mu + tau^2 h^2 . s^2 / 2)."""
     k = len(cell)
     log_mass = 0
+
     for i in range(len(h)):
         column = [vectors[c][i] for c in cell]
         mean = lib.fsum(column) / k
         variance = lib.fsum((x - mean) ** 2 for x in column) / k
         log_mass += tau * h[i] * mean + (tau * h[i]) ** 2 * variance / 2
+
     return k * lib.exp(log_mass)
 
 
@@ -48,7 +50,7 @@ def class_mass(h, vectors, c, tau, lib=math):
 
 
 def cells_inside(cell, level):
-    """Return those cells of the list `level` that lie inside `cell`."""
+    """Return the cells in the list `level` that lie inside `cell`."""
     return [other for other in level if set(other) <= set(cell)]
 
 
@@ -66,6 +68,7 @@ def class_probabilities(h, vectors, levels, tau, label=None, lib=math):
         """
         if label not in cell:
             return 1
+
         if not below:
             masses = {c: class_mass(h, vectors, c, tau, lib) for c in cell}
             total = lib.fsum(masses.values())
@@ -77,7 +80,6 @@ def class_probabilities(h, vectors, levels, tau, label=None, lib=math):
             x * remaining_fraction(child, below[1:])
             for x, child in zip(masses, children, strict=True)
         ]
-
         return lib.fsum(remaining) / lib.fsum(masses)
 
     def descend(cell, below, reach_prob):
@@ -94,9 +96,11 @@ def class_probabilities(h, vectors, levels, tau, label=None, lib=math):
         for child in children:
             estimate = estimated_mass(h, vectors, child, tau, lib)
             masses.append(estimate * remaining_fraction(child, below[1:]))
+
         total = lib.fsum(masses)
         for child, x in zip(children, masses, strict=True):
-            if x:  # x is 0 if the label is the only class of the child
+            # x is 0 if the label is the only class of the child
+            if x:
                 descend(child, below[1:], reach_prob * x / total)
 
     descend(list(range(len(vectors))), levels, 1)

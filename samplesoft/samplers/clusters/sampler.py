@@ -33,7 +33,7 @@ from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.k_means import require_finite_distances
 
 _ROOT_CELL = -1
-_MAX_THREAD_DRAWS = 1 << 20  # max number of draws that a thread holds in memory at a time
+_MAX_THREAD_DRAWS = 1 << 20  # max number of draws in a thread's memory at a time
 _MIN_CHUNK_CONTEXTS = 64  # min number of contexts that a thread processes together
 _VISITS_PER_BLOCK = 16  # number of visits that `step` processes together on the CPU
 _MIN_TASK_CELLS = 256  # min number of cells whose moments one task updates
@@ -148,9 +148,9 @@ class ClusterSampler(Sampler):
         super().__init__(rows.shape[0], rows.shape[1], rows.dtype, device)
         self.tau: float = as_tau(tau, unit_vectors=False)
         self.leaf_size = as_count("leaf_size", leaf_size)
-        subject = f"cells of {self.num_classes:,} classes"
 
         # class vectors, a mean and a variance for each cell, and eight 8-byte values for each class
+        subject = f"cells of {self.num_classes:,} classes"
         num_bytes = rows.nbytes * (1.0 + 4.0 / self.leaf_size) + 64.0 * self.num_classes
         remedy = "use float32, larger leaves or fewer classes"
         require_bytes(subject, rows.nbytes + num_bytes, remedy)  # host memory, for the clustering
@@ -172,7 +172,7 @@ class ClusterSampler(Sampler):
         The last level holds the leaves.
         """
         edges = [np.cumsum(self._sizes[a:b])[:-1] for a, b in pairwise(self._level_offsets)]
-        return [np.split(self._order.astype(np.int64), each) for each in edges]
+        return [np.split(self._order.astype(np.int64), level_edges) for level_edges in edges]
 
     def class_embeddings(self, ids: Any = None) -> Rows:
         """Return a copy of the class vectors (k, d) of the classes `ids`, or of all classes."""
@@ -193,7 +193,9 @@ class ClusterSampler(Sampler):
         """
         initial = self._variance_when_clustered
         current = self._variance_in_leaves()
-        return current / initial if initial > 0.0 else 1.0 if current == 0.0 else np.inf
+        if initial > 0.0:
+            return current / initial
+        return 1.0 if current == 0.0 else np.inf
 
     def cluster(self, *, progress: bool = False) -> None:
         """Divide the classes into new cells according to their current vectors.
@@ -224,30 +226,36 @@ class ClusterSampler(Sampler):
         n, dim = rows.shape
         self._max_entry = float(np.abs(rows).max())
         require_finite_distances(self._max_entry, rows.dtype)
+
         order, level_starts = make_partition(rows, self.leaf_size, self._key, progress)
         index_dtype = np.int32 if n < 2**31 else np.int64
         self._order = order.astype(index_dtype)
         self._positions = np.empty(n, index_dtype)
         self._positions[self._order] = np.arange(n)  # the inverse permutation of `_order`
+
         self._level_offsets = levels = np.cumsum([0, *map(len, level_starts)])
         first_classes = np.concatenate(level_starts)
-        ends = np.concatenate([[*each[1:], n] for each in level_starts])
+        ends = np.concatenate([[*starts[1:], n] for starts in level_starts])
 
         # ranges of classes at first; above the leaves, the loop below replaces them by ranges of
         # child cells
         ranges = np.stack([first_classes, ends], axis=1)
         self._parents = np.full(len(first_classes), -1)
-        for above, start, stop in zip(levels[:-2], levels[1:-1], levels[2:], strict=True):
-            children = start + np.searchsorted(first_classes[start:stop], ranges[above:start])
+        for parent_start, start, stop in zip(levels[:-2], levels[1:-1], levels[2:], strict=True):
+            children = start + np.searchsorted(
+                first_classes[start:stop], ranges[parent_start:start]
+            )
             counts = np.diff(children, axis=1)[:, 0]
-            self._parents[start:stop] = np.repeat(np.arange(above, start), counts)
-            ranges[above:start] = children
+            self._parents[start:stop] = np.repeat(np.arange(parent_start, start), counts)
+            ranges[parent_start:start] = children
 
         self._sizes = ends - first_classes
         self._leaf_starts = level_starts[-1]
+
         ranges = np.concatenate([ranges, [[0, levels[1]]]])
         widest = int(np.diff(ranges, axis=1).max())
         self._padded_max_children = round_up_to_8(widest)
+
         to_device = self._backend.to_device
         self._tree = CellTree(
             moments=to_device(np.empty((len(first_classes), 2 * dim), rows.dtype)),
@@ -256,6 +264,7 @@ class ClusterSampler(Sampler):
             child_ranges=to_device(ranges),
             level_offsets=to_device(levels),
         )
+
         self._update_moments(np.arange(levels[-2], levels[-1]))
         self._variance_when_clustered = self._variance_in_leaves()
 
@@ -267,10 +276,12 @@ class ClusterSampler(Sampler):
         sizes = arrays.to_device(self._sizes[:0])  # empty, because the children are classes
 
         def update_chunk(chunk: slice) -> None:
-            num = chunk.stop - chunk.start
+            num_cells = chunk.stop - chunk.start
             chunk_ids = arrays.to_device(cell_ids[chunk])
-            workspace = arrays.empty((2 * arrays.workers(num), tree.rows.shape[1]), np.float64)
-            arrays.run(update_moments, num, tree, children, sizes, chunk_ids, workspace)
+            workspace = arrays.empty(
+                (2 * arrays.workers(num_cells), tree.rows.shape[1]), np.float64
+            )
+            arrays.run(update_moments, num_cells, tree, children, sizes, chunk_ids, workspace)
 
         # level by level up to the top; `cell_ids` stays sorted
         while len(cell_ids):
@@ -279,11 +290,10 @@ class ClusterSampler(Sampler):
                 chunks(len(cell_ids), max(_MIN_TASK_CELLS, len(cell_ids) // _TASKS_PER_LEVEL)),
             )
             parents = self._parents[cell_ids]
-            cell_ids = (
-                parents[np.append(True, parents[1:] > parents[:-1])]
-                if parents[0] >= 0
-                else parents[:0]
-            )
+            if parents[0] >= 0:
+                cell_ids = parents[np.append(True, parents[1:] > parents[:-1])]
+            else:
+                cell_ids = parents[:0]
             children = tree.moments
             sizes = arrays.to_device(self._sizes)
 
@@ -302,8 +312,8 @@ class ClusterSampler(Sampler):
     ) -> tuple[IntArray, FloatArray]:
         """Return the positions of classes in leaf order (B, k), and their log-probabilities (B, k).
 
-        If `positions` is None, the classes are drawn by `uniforms` (B, k); otherwise their
-        positions are returned unchanged.
+        If `positions` is None, the classes are drawn by `uniforms` (B, k). Otherwise the result
+        contains `positions` (B, k) unchanged.
         """
         to_device = self._backend.to_device
         shape = uniforms.shape
@@ -315,23 +325,26 @@ class ClusterSampler(Sampler):
 
         def process_chunk(chunk: slice) -> None:
             contexts = self._contexts_with_exclusions(queries[chunk], excluded[chunk])
+
             # sorted by uniform or position, so that paths of a context that reach the same cell are
-            # adjacent on all levels, and the weights in a cell are computed once for all of them
+            # adjacent on all levels, and the weights in a cell are computed once for these paths
             order = np.argsort(sorted_by[chunk], axis=1)
             ranked = np.take_along_axis(sorted_by[chunk], order, axis=1)
-            u = ranked if positions is None else uniforms[chunk]
-            targets = (
-                np.stack(self._ancestors(ranked))
-                if positions is not None
-                else np.empty((len(self._level_offsets), 0, 0), np.int64)
-            )
+            if positions is None:
+                ranked_uniforms = ranked
+                targets = np.empty((len(self._level_offsets), 0, 0), np.int64)
+            else:
+                ranked_uniforms = uniforms[chunk]
+                targets = np.stack(self._ancestors(ranked))
+
             paths = Paths(
-                uniforms=to_device(u),
+                uniforms=to_device(ranked_uniforms),
                 cells=to_device(np.full_like(order, _ROOT_CELL)),
                 probs=to_device(np.ones(order.shape)),
                 log_q=to_device(np.zeros(order.shape)),
             )
             self._descend(contexts, targets, paths)
+
             cells = to_host(paths.cells)
             logs = np.log(to_host(paths.probs)) + to_host(paths.log_q)
 
@@ -340,14 +353,14 @@ class ClusterSampler(Sampler):
             np.put_along_axis(drawn[chunk], order, cells, axis=1)
             np.put_along_axis(log_q[chunk], order, logs, axis=1)
 
-        batch, k = shape
         # one chunk per thread rather than many, because the vectors of a leaf are read once for all
         # draws of a chunk
-        size = max(
+        batch, k = shape
+        chunk_size = max(
             1, min(_MAX_THREAD_DRAWS // k, max(_MIN_CHUNK_CONTEXTS, -(-batch // num_threads())))
         )
         self._backend.each(
-            process_chunk, self._backend.split(batch, size, 2 * k * self._padded_max_children)
+            process_chunk, self._backend.split(batch, chunk_size, 2 * k * self._padded_max_children)
         )
 
         return drawn, to_device(log_q)
@@ -356,10 +369,12 @@ class ClusterSampler(Sampler):
         batch = h.shape[0]
         n = self.num_classes
         probs = np.empty((batch, n))
+
         # process as many classes at a time as memory allows for one context
         for chunk in self._backend.split(n, n, 2 * self._padded_max_children):
             ids = np.broadcast_to(np.arange(n)[chunk], (batch, chunk.stop - chunk.start))
             np.exp(to_host(self._log_prob(h, ids, exclude)), out=probs[:, chunk])
+
         return self._backend.to_device(probs)
 
     def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -370,16 +385,18 @@ class ClusterSampler(Sampler):
         moments = to_host(self._tree.moments[top])
         log_sizes = to_host(self._tree.log_sizes[top])
         logits = product(queries, moments.T) + log_sizes
+
+        # the remaining mass of the cells that contain an excluded class
         excluded_path = to_host(contexts.excluded_path)[:, 0]
         log_remaining = to_host(contexts.log_remaining)[:, 0]
         rows_with_exclusion = np.flatnonzero(excluded_path >= 0)
         logits[rows_with_exclusion, excluded_path[rows_with_exclusion]] += log_remaining[
             rows_with_exclusion
         ]
+
         max_logits = logits.max(axis=1, keepdims=True)
         sums = np.exp(logits - max_logits).sum(axis=1, dtype=np.float64)
         log_mass: FloatArray = max_logits[:, 0] + np.log(sums)
-
         return log_mass
 
     def _prepare_update(self, ids: Any, rows: Rows) -> Callable[[], None]:
@@ -388,6 +405,7 @@ class ClusterSampler(Sampler):
         self._tree = tree._replace(
             rows=arrays.writable(tree.rows), moments=arrays.writable(tree.moments)
         )
+
         ids, rows = last_row_of_each_id(ids, rows)
         largest = float(np.abs(to_host(rows)).max())
         require_finite_distances(largest, rows.dtype)
@@ -423,10 +441,12 @@ class ClusterSampler(Sampler):
         of the logits. Raises ValueError if a product may overflow.
         """
         scaled, bounds = self._scale_and_bound_products(h)
-        # before an error, compute the largest entry again: it may be of a vector since replaced
+
+        # before an error, recompute the largest entry, whose class vector may have been replaced
         if not bounds.max() < np.finfo(h.dtype).max:
             self._max_entry = float(np.abs(to_host(self._tree.rows)).max())
             scaled, bounds = self._scale_and_bound_products(h)
+
         row = int(bounds.argmax())
         if not bounds[row] < np.finfo(h.dtype).max:
             raise ValueError(
@@ -441,7 +461,8 @@ class ClusterSampler(Sampler):
 
         A bound is on the magnitude of products with class vectors and with moments of cells.
         """
-        largest = max(self._max_entry, 1.0)  # at least 1, so that the queries are bounded as well
+        # at least 1, so that the bounds hold for the queries as well
+        largest = max(self._max_entry, 1.0)
         with np.errstate(over="ignore"):
             scaled: FloatArray = self.tau * h.astype(np.float64)
             # |tau h . c| <= sum(|tau h|) * largest, and likewise for the squares
@@ -466,9 +487,9 @@ class ClusterSampler(Sampler):
             excluded_paths = self._ancestors(self._positions[exclude[excludes]].astype(np.int64))
             excluded_path[excludes] = np.stack(excluded_paths, axis=1)
             contexts = contexts._replace(excluded_path=to_device(excluded_path))
-            num = len(excluded_path)
+            num_contexts = len(excluded_path)
             workspace = self._workspace(len(excluded_path))
-            self._backend.run(exclude_classes, num, self._tree, contexts, workspace)
+            self._backend.run(exclude_classes, num_contexts, self._tree, contexts, workspace)
 
         return contexts
 
@@ -481,19 +502,20 @@ class ClusterSampler(Sampler):
         # on a GPU each path is a visit, processed by one warp
         b, k = np.indices(paths.cells.shape).reshape(2, -1)
         visits = self._backend.to_device(np.stack([b, k, k + 1], axis=1))
-        num = paths.cells.size
-        workspace = self._workspace(num)
+        num_paths = paths.cells.size
+        workspace = self._workspace(num_paths)
 
         for level, children in enumerate(targets, start=-1):
             children = self._backend.to_device(children)
             self._backend.run(
-                step, num, self._tree, contexts, level, visits, children, paths, workspace
+                step, num_paths, self._tree, contexts, level, visits, children, paths, workspace
             )
 
     def _ancestors(self, positions: IntArray) -> list[IntArray]:
-        """Return one array (k,) for each level from the top: the ancestors of k classes.
+        """Return the cells (k,) that contain k classes, for each level from the top.
 
-        Classes are given by their `positions` in leaf order, which are the last array.
+        Classes are given by their `positions` (k,) in leaf order, which are also the last array of
+        the result.
         """
         cells = [positions, self._leaves_containing(positions)]
         while len(cells) < len(self._level_offsets):
@@ -506,16 +528,16 @@ class ClusterSampler(Sampler):
         leaves: IntArray = self._level_offsets[-2] + leaf_numbers - 1
         return leaves
 
-    def _workspace(self, num: int) -> Workspace:
-        """Return a `Workspace` for `num` visits, or on the CPU for one block of visits if fewer."""
+    def _workspace(self, num_visits: int) -> Workspace:
+        """Return a `Workspace` for `num_visits` visits, or for one block of visits on the CPU."""
         empty = self._backend.empty
-        num_rows = min(num, _VISITS_PER_BLOCK)
+        num_rows = min(num_visits, _VISITS_PER_BLOCK)
         dtype = self._tree.rows.dtype
 
         # on a GPU all visits are in progress at once, and logits are float64 for vectors of any
         # dtype
         if self.device != "cpu":
-            num_rows = num
+            num_rows = num_visits
             dtype = np.dtype(np.float64)
         logits, weights = (empty((num_rows, self._padded_max_children), dtype) for _ in range(2))
 

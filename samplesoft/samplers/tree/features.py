@@ -27,9 +27,10 @@ class Features:
     def __init__(self, transform: Transform | None, rows: Rows) -> None:
         self._transform = transform
         self.dim = 0  # `_checked_features` then accepts any number of features
-        self.dim = (
-            rows.shape[1] if transform is None else int(self._checked_features(rows[:1]).shape[1])
-        )
+        if transform is None:
+            self.dim = rows.shape[1]
+        else:
+            self.dim = int(self._checked_features(rows[:1]).shape[1])
 
     def __call__(self, rows: Rows) -> Rows:
         """Return the features (k, F) of `rows` (k, d), in the dtype of `rows`."""
@@ -37,6 +38,7 @@ class Features:
             return rows
         if not isinstance(self._transform, FeatureMap):
             return self._checked_features(rows)
+
         features: Rows = backend_of(rows).empty((rows.shape[0], self.dim), rows.dtype)
         with np.errstate(over="ignore"):
             self._transform._write(rows, features)
@@ -47,6 +49,7 @@ class Features:
         assert self._transform is not None
         num_rows = rows.shape[0]
         on_gpu = on_device(rows)
+
         with np.errstate(over="ignore"):
             features: Any = self._transform(rows)
             if on_gpu and not on_device(features):

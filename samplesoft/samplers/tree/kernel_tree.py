@@ -56,15 +56,18 @@ from samplesoft.samplers.tree.walk import (
 )
 from samplesoft.samplers.visits import group_runs_by_node
 
-UPDATES_BEFORE_RENEWAL = 16  # number of updates per class in which all leaves are summed again
-_CHUNK_VALUES = 1 << 24  # number of feature values in memory at a time while building
+# number of updates per class after which all leaves have been summed again
+UPDATES_BEFORE_RENEWAL = 16
+_CHUNK_VALUES = 1 << 24  # feature values in memory at a time while building
 _UPDATE_CHUNK_CLASSES = 256  # number of classes whose changes are computed together
-_KERNEL_CHUNK_EXAMPLES = 64  # number of examples that share the features of classes in leaves
-_MAX_PATHS = 1 << 21  # number of paths through the tree in memory at a time
+# number of examples that share the features of classes in leaves
+_KERNEL_CHUNK_EXAMPLES = 64
+_MAX_PATHS = 1 << 21  # max number of paths in memory at a time
 _VISIT_COST = 1000  # overhead of visiting a node, in multiplications
 _MIN_THREADED_COST = 3 << 20  # multiplications below which threads cost more than they save
 
-MIN_FLOOR = 1e-150  # large enough that the ratio of two masses does not underflow
+# large enough that the ratio of two masses does not underflow
+MIN_FLOOR = 1e-150
 
 
 class KernelTree(Sampler):
@@ -198,8 +201,8 @@ class KernelTree(Sampler):
             arrays.available_bytes(),
         )
 
-        # if each leaf has one class, all weights give the same; the softmax is the fastest, because
-        # it needs no features of classes
+        # if each leaf has one class, all weights give the same probabilities; the softmax is the
+        # fastest, because it needs no features of classes
         weight_kind = LEAF_WEIGHTS[self.leaf] if self.leaf_size > 1 else SOFTMAX
         scale = self.floor if weight_kind == KERNEL else self.scale
         self._parameters = TreeParameters(
@@ -209,6 +212,7 @@ class KernelTree(Sampler):
 
         # whether weights in leaves are computed from class vectors; otherwise from features
         self._leaf_weights_use_vectors = transform is None or weight_kind != KERNEL
+
         self._rows = arrays.copied(rows)
         self._sums: Any = None
         self._build(progress)
@@ -337,8 +341,8 @@ class KernelTree(Sampler):
             else:
                 paths = self._walk_down(contexts, ranked // self._parameters.leaf_size)
 
-            leaves = to_host(paths.leaves).reshape(order.shape)
             # sort visits by leaf, so that the rows of a leaf stay in the cache for all its visits
+            leaves = to_host(paths.leaves).reshape(order.shape)
             visits = arrays.to_device(group_runs_by_node(leaves, 0, self._num_leaves))
             classes = ClassLogProbs(
                 ids=ids[chunk], log_q=log_q[chunk], order=arrays.to_device(order)
@@ -379,14 +383,13 @@ class KernelTree(Sampler):
 
         def write_probs(chunk: slice) -> None:
             leaves = np.arange(chunk.start, chunk.stop)[None]
-            num = h.shape[0] * leaves.size
-            leaf_rows = next(
-                self._leaf_rows(h, phi, leaves)
-            )  # one chunk of leaves gives one result
-            workspace = self._workspace(num)
+            num_visits = h.shape[0] * leaves.size
+            # one chunk of leaves gives one result
+            leaf_rows = next(self._leaf_rows(h, phi, leaves))
+            workspace = self._workspace(num_visits)
             arrays.run(
                 probs_in_leaves,
-                num,
+                num_visits,
                 self._parameters,
                 contexts,
                 leaf_rows,
@@ -396,12 +399,10 @@ class KernelTree(Sampler):
                 probs,
             )
 
-        # two passes: first the descent for chunks of examples, then probabilities for chunks of
-        # leaves
+        # first the descent for chunks of examples, then the probabilities for chunks of leaves
         arrays.each(write_log_reach, self._batch_chunks(h.shape[0], num_leaves))
         log_reach_on_device = arrays.to_device(log_reach)
         arrays.each(write_probs, self._leaf_chunks(num_leaves, h.shape[0]))
-
         return probs
 
     def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -411,6 +412,7 @@ class KernelTree(Sampler):
         contexts = self._contexts_with_exclusions(h, phi, exclude, self._workspace(h.shape[0]))
         mass = phi.astype(np.float64) @ to_host(self._sums.nodes[0])
         min_mass = parameters.floor * parameters.num_classes
+
         # a mass of NaN becomes `min_mass`
         clipped = np.where(mass > min_mass, np.minimum(mass, 1e150), min_mass)
         log_mass: FloatArray = np.log(clipped) + to_host(contexts.log_remaining)[:, 1]
@@ -422,9 +424,11 @@ class KernelTree(Sampler):
         self._rows = arrays.writable(self._rows)
         self._max_features = writable(self._max_features)
         ids, rows = last_row_of_each_id(ids, rows)
+
         if 2 * len(ids) >= self._parameters.num_classes and self._has_memory_to_rebuild():
             # cheaper than an update, which computes features of the new and of the old vectors
             return self._prepare_rebuild(ids, rows)
+
         leaves, starts = np.unique(ids // leaf_size, return_index=True)
         ends = np.append(starts, len(ids))
         change = arrays.empty((len(leaves), self.feature_dim), rows.dtype)
@@ -441,22 +445,25 @@ class KernelTree(Sampler):
         def compute_changes(i: int) -> None:
             chunk_leaves = slice(*chunk_bounds[i])
             chunk_classes = slice(*ends[list(chunk_bounds[i])])
-            num = chunk_classes.stop - chunk_classes.start
+            num_classes = chunk_classes.stop - chunk_classes.start
 
-            # the features of old and new vectors are computed in one call, because BLAS may round a
+            # the features of new and old vectors are computed in one call, because BLAS may round a
             # row differently in a batch of another size
-            before = arrays.take_rows(self._rows, ids[chunk_classes])
-            features = self._features(arrays.concatenate_rows(rows[chunk_classes], before))
-            new = features[:num]
-            old = features[num:]
-            max_features[chunk_classes] = largest_in_rows(new)
+            old_rows = arrays.take_rows(self._rows, ids[chunk_classes])
+            features = self._features(arrays.concatenate_rows(rows[chunk_classes], old_rows))
+            new_features = features[:num_classes]
+            old_features = features[num_classes:]
+            max_features[chunk_classes] = largest_in_rows(new_features)
 
             # subtract in float64, before differences are rounded to the dtype of the features
-            totals[i] = arrays.column_sums(new)[0] - arrays.column_sums(old)[0]
+            totals[i] = arrays.column_sums(new_features)[0] - arrays.column_sums(old_features)[0]
             offsets = arrays.to_device(starts[chunk_leaves] - starts[chunk_leaves.start])
-            arrays.run(sum_changes, len(offsets), new, old, offsets, change[chunk_leaves])
+            arrays.run(
+                sum_changes, len(offsets), new_features, old_features, offsets, change[chunk_leaves]
+            )
 
         arrays.each(compute_changes, range(len(chunk_bounds)))
+
         # sum in the order of the chunks, so that the total does not depend on threads
         add = self._sums.prepare_update(leaves, change, totals.sum(axis=0))
         if self._would_lose_precision(ids, max_features) and self._has_memory_to_rebuild():
@@ -477,7 +484,10 @@ class KernelTree(Sampler):
         return commit
 
     def _prepare_rebuild(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
-        """Return a function that replaces vectors of classes `ids`, and all sums, by new ones."""
+        """Return a function that commits an update, after building all sums again.
+
+        The update replaces the vectors of the classes `ids` (k,) by `rows` (k, d).
+        """
         all_rows = self._backend.copied(self._rows)
         self._backend.put_rows(rows, ids, all_rows)
         sums, max_features = self._compute_sums(all_rows)
@@ -506,32 +516,31 @@ class KernelTree(Sampler):
             return False
         return bool(np.delete(self._max_features, ids).max(initial=0.0) < threshold)
 
-    def _prepare_renewal(self, num: int) -> Callable[[], None]:
-        """Return a function that removes the drift of the leaves due in the next `num` updates."""
-        leaves = self._leaves_to_renew(num)
+    def _prepare_renewal(self, num_updates: int) -> Callable[[], None]:
+        """Return a function that removes the drift of the leaves due in the next updates."""
+        leaves = self._leaves_to_renew(num_updates)
         errors = self._backend.empty((len(leaves), self.feature_dim), self._rows.dtype)
         for chunk in self._leaf_chunks(len(leaves)):
             self._sum_leaves(self._features_of_leaves(leaves[chunk]), errors[chunk])
             self._sums.subtract_stored_sums(leaves[chunk], errors[chunk])
         return partial(self._sums.add_changes, leaves, errors) if len(leaves) else lambda: None
 
-    def _leaves_to_renew(self, num: int) -> IntArray:
-        """Return the sorted leaves (k,) whose sums are renewed during the next `num` updates.
+    def _leaves_to_renew(self, num_updates: int) -> IntArray:
+        """Return the sorted leaves (k,) whose sums are renewed in the next `num_updates` updates.
 
-        Leaves take turns: with n classes, each is renewed once in about ``n *
-        UPDATES_BEFORE_RENEWAL`` updates.
+        With n classes, each leaf is renewed once in about ``n * UPDATES_BEFORE_RENEWAL`` updates.
         """
-        # leaves take turns by the number of updates, whichever classes are updated: a class that is
-        # updated all the time adds errors only to the nodes on its path
+        # leaves take turns, whichever classes are updated: a class that is updated all the time
+        # adds errors only to the nodes on its path
         updates_per_leaf = UPDATES_BEFORE_RENEWAL * self._parameters.leaf_size
-        first = self._num_updates // updates_per_leaf
-        last = (self._num_updates + num) // updates_per_leaf
-        return np.sort(np.arange(first, last) % self._num_leaves)
+        start = self._num_updates // updates_per_leaf
+        stop = (self._num_updates + num_updates) // updates_per_leaf
+        return np.sort(np.arange(start, stop) % self._num_leaves)
 
     def _features_of_leaves(self, leaves: IntArray) -> Rows:
         """Return the features of the classes in `leaves` (k,), one row for each class."""
-        size = self._parameters.leaf_size
-        ids: IntArray = (leaves[:, None] * size + np.arange(size)).reshape(-1)
+        leaf_size = self._parameters.leaf_size
+        ids: IntArray = (leaves[:, None] * leaf_size + np.arange(leaf_size)).reshape(-1)
         ids = ids[ids < self._parameters.num_classes]
         return self._features(self._backend.take_rows(self._rows, ids))
 
@@ -543,10 +552,10 @@ class KernelTree(Sampler):
         for one chunk of leaves at a time, and each chunk gives a result, in which the offset of
         other leaves is -1.
         """
-        size = self._parameters.leaf_size
+        leaf_size = self._parameters.leaf_size
         to_device = self._backend.to_device
         if self._leaf_weights_use_vectors:
-            yield LeafRows(h, self._rows, to_device(leaves * size))
+            yield LeafRows(h, self._rows, to_device(leaves * leaf_size))
             return
         visited, slots = np.unique(leaves, return_inverse=True)
         slots = slots.reshape(leaves.shape)
@@ -554,7 +563,7 @@ class KernelTree(Sampler):
         for chunk in self._leaf_chunks(len(visited)):
             # -1 for leaves of other chunks, which kernels skip
             in_chunk = (slots >= chunk.start) & (slots < chunk.stop)
-            offsets = to_device(np.where(in_chunk, (slots - chunk.start) * size, -1))
+            offsets = to_device(np.where(in_chunk, (slots - chunk.start) * leaf_size, -1))
             yield LeafRows(phi, self._features_of_leaves(visited[chunk]), offsets)
 
     def _contexts_with_exclusions(
@@ -596,25 +605,25 @@ class KernelTree(Sampler):
         be 0. Otherwise the paths lead to `leaves` (B, k), also sorted.
         """
         arrays = self._backend
-        num = leaves.size
+        total_paths = leaves.size
         is_drawn = uniforms is not None
         paths = Paths(
             leaves=arrays.to_device(leaves.reshape(-1)),
-            run_ends=arrays.empty(num, np.int64),
-            uniforms=arrays.to_device(uniforms.reshape(-1) if is_drawn else np.empty(num)),
-            log_reach=arrays.empty(num, np.float64),
-            factors=arrays.empty(num, np.float64),
-            masses=arrays.empty(num, np.float64),
+            run_ends=arrays.empty(total_paths, np.int64),
+            uniforms=arrays.to_device(uniforms.reshape(-1) if is_drawn else np.empty(total_paths)),
+            log_reach=arrays.empty(total_paths, np.float64),
+            factors=arrays.empty(total_paths, np.float64),
+            masses=arrays.empty(total_paths, np.float64),
         )
-        batch, num_paths = leaves.shape
-        rows = max(batch, arrays.workers(num))  # one for each example; on a GPU, for each path
-        products = self._top_products(contexts.phi, rows, num_paths)
-        arrays.run(walk, rows, self._tree, contexts, products, is_drawn, paths)
 
+        batch, num_paths = leaves.shape
+        num_rows = max(batch, arrays.workers(total_paths))  # on a GPU one for each path
+        products = self._top_products(contexts.phi, num_rows, num_paths)
+        arrays.run(walk, num_rows, self._tree, contexts, products, is_drawn, paths)
         return paths
 
-    def _top_products(self, phi: Rows, rows: int, num_paths: int) -> TopProducts:
-        """Return the products of contexts with the nodes of upper levels, in `rows` rows.
+    def _top_products(self, phi: Rows, num_rows: int, num_paths: int) -> TopProducts:
+        """Return the products of contexts with the nodes of upper levels, in `num_rows` rows.
 
         `phi` (B, F) are the features of the contexts, each of which has `num_paths` paths. If there
         are more rows than contexts, only products with the total are computed.
@@ -622,13 +631,12 @@ class KernelTree(Sampler):
         arrays = self._backend
         num_leaves = self._num_leaves
         batch = phi.shape[0]
-        levels = num_precomputed_levels(num_leaves, batch, num_paths) if rows == batch else 0
+        levels = num_precomputed_levels(num_leaves, batch, num_paths) if num_rows == batch else 0
         products = TopProducts(
-            values=arrays.empty((rows, 1 << levels), np.float64),
+            values=arrays.empty((num_rows, 1 << levels), np.float64),
             level_below=root_level(num_leaves) - levels,
         )
-        arrays.run(precompute_top_products, rows, phi, self._sums.nodes, products)
-
+        arrays.run(precompute_top_products, num_rows, phi, self._sums.nodes, products)
         return products
 
     def _batch_chunks(self, batch: int, num_leaves: int) -> list[slice]:
@@ -639,31 +647,33 @@ class KernelTree(Sampler):
         division could round them differently.
         """
         visits = batch * num_leaves * self._num_leaves.bit_length()
-        num_chunks = (
-            num_threads() if visits * (self.feature_dim + _VISIT_COST) > _MIN_THREADED_COST else 1
-        )
-        size = min(-(-batch // num_chunks), max(1, _MAX_PATHS // num_leaves))
+        num_chunks = 1
+        if visits * (self.feature_dim + _VISIT_COST) > _MIN_THREADED_COST:
+            num_chunks = num_threads()
+        chunk_size = min(-(-batch // num_chunks), max(1, _MAX_PATHS // num_leaves))
         levels = root_level(self._num_leaves) + 1
         values_per_example = self.feature_dim + 2 * num_leaves * (self.leaf_size + 2 * levels)
 
         return self._backend.split(
             batch,
-            size if self._leaf_weights_use_vectors else _KERNEL_CHUNK_EXAMPLES,
+            chunk_size if self._leaf_weights_use_vectors else _KERNEL_CHUNK_EXAMPLES,
             values_per_example,
         )
 
-    def _leaf_chunks(self, num: int, batch: int = 0) -> list[slice]:
-        """Return slices of `num` leaves such that the features of each slice fit in memory.
+    def _leaf_chunks(self, num_leaves: int, batch: int = 0) -> list[slice]:
+        """Return slices of `num_leaves` leaves, such that the features of each slice fit in memory.
 
         If `batch` is not 0, the products of a slice with a batch of this size also fit.
         """
         values_per_class = max(self.feature_dim, self._backend.workers(2 * batch))
-        return chunks(num, max(1, _CHUNK_VALUES // (self._parameters.leaf_size * values_per_class)))
+        return chunks(
+            num_leaves, max(1, _CHUNK_VALUES // (self._parameters.leaf_size * values_per_class))
+        )
 
-    def _workspace(self, num: int) -> Workspace:
-        """Return a `Workspace` for `num` visits of leaves, with one row for each worker."""
+    def _workspace(self, num_visits: int) -> Workspace:
+        """Return a `Workspace` for `num_visits` visits of leaves, with one row for each worker."""
         arrays = self._backend
-        shape = arrays.workers(num), round_up_to_8(self._parameters.leaf_size)
+        shape = arrays.workers(num_visits), round_up_to_8(self._parameters.leaf_size)
         return Workspace(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
 
     def _sum_leaves(self, features: Rows, out: Rows) -> None:

@@ -58,7 +58,7 @@ class ClassLogProbs(NamedTuple):
 
     ids: IntArray
     log_q: FloatArray
-    order: IntArray  # column in `ids` and `log_q` of each path, because paths are sorted
+    order: IntArray  # column in `ids` and `log_q` of each of the sorted paths
 
 
 class Workspace(NamedTuple):
@@ -123,6 +123,7 @@ def compute_leaf_weights(
     products, weights = workspace
     row = worker()
     multiply(leaf_rows.rows, first_row, first_row + size, leaf_rows.queries, b, -1, products, row)
+
     if parameters.weight_kind == SOFTMAX:
         for c in range(lane(), size, num_lanes()):
             weights[row, c] = log_weight(products[row, c], parameters)
@@ -144,18 +145,19 @@ def compute_leaf_weights(
 
 @njit
 def log_prob_not_excluded(total: float, log_excluded: float) -> float:
-    """Return the log-probability of not drawing the excluded class, in its leaf.
+    """Return the log-probability that a draw in the excluded class's leaf is another class.
 
     `total` is the sum of the weights of the other classes in the leaf, and `log_excluded` the
     log-weight of the excluded class.
     """
-    others = math.log(total)
+    log_others = math.log(total)
+
     # log(total + excluded), computed relative to the larger term: no exponential overflows, and no
     # digits are lost if the excluded class has nearly all the weight
-    high = max(others, log_excluded)
-    low = min(others, log_excluded)
-    both = high if low == -np.inf else high + math.log1p(math.exp(low - high))
-    return others - both
+    high = max(log_others, log_excluded)
+    low = min(log_others, log_excluded)
+    log_total = high if low == -np.inf else high + math.log1p(math.exp(low - high))
+    return log_others - log_total
 
 
 @njit
@@ -179,13 +181,15 @@ def exclude_classes(
 ) -> None:
     """Write the probabilities of not drawing the excluded class of each context.
 
-    These are ``contexts.log_remaining`` and ``contexts.conditional_left_probs``, computed upwards
-    from the leaf of the excluded class. `walk.compute_excluded_path_probs` must have been called
-    before. Only positive terms are added, so that nothing cancels if a probability is near 0.
+    They are written to ``contexts.log_remaining`` and ``contexts.conditional_left_probs``, and
+    computed upwards from the leaf of the excluded class. Before this function,
+    `walk.compute_excluded_path_probs` must have been called. Only positive terms are added, so that
+    nothing cancels if a probability is near 0.
     """
     log_remaining = contexts.log_remaining
     parameters = tree.parameters
     root = root_level(len(tree.nodes))
+
     for b in range(worker(), len(contexts.excluded), num_workers()):
         excluded = contexts.excluded[b]
         first_row = leaf_rows.offsets[b, 0]
@@ -210,24 +214,24 @@ def exclude_classes(
             continue
 
         # Let rho_v be the probability of drawing the class from node v, c the child of v that
-        # contains the class, and p_c the probability of the branch to c. `remaining` is 1 - rho_v =
-        # (1 - p_c) + p_c (1 - rho_c). Given that the class is not drawn, the branch to c has
-        # probability p_c (1 - rho_c) / (1 - rho_v).
+        # contains the class, and p_c the probability of the branch to c. Then `remaining` is
+        # 1 - rho_v = (1 - p_c) + p_c (1 - rho_c). Given that the class is not drawn, the branch to
+        # c has probability p_c (1 - rho_c) / (1 - rho_v).
         remaining = math.exp(log_others)
-
         for level in range(1, root + 1):
-            towards = contexts.excluded_path_probs[b, level, 0]
-            away = contexts.excluded_path_probs[b, level, 1]
+            towards_prob = contexts.excluded_path_probs[b, level, 0]
+            away_prob = contexts.excluded_path_probs[b, level, 1]
             is_left = (leaf >> (level - 1)) % 2 == 0
 
             # this value remains if the node contains no other class
-            contexts.conditional_left_probs[b, level] = towards if is_left else away
-            towards *= remaining
-            remaining = towards + away
+            contexts.conditional_left_probs[b, level] = towards_prob if is_left else away_prob
+            towards_prob *= remaining
+            remaining = towards_prob + away_prob
             if remaining > 0.0:
                 contexts.conditional_left_probs[b, level] = (
-                    towards if is_left else away
+                    towards_prob if is_left else away_prob
                 ) / remaining
+
         log_remaining[b, 1] = math.log(remaining)
 
 
@@ -244,13 +248,14 @@ def draw_in_leaves(
 ) -> None:
     """Write ``classes.log_q``, and if `is_drawn` draw ``classes.ids``, for paths at their leaves.
 
-    A row of `visits` (V, 3) is a context and the first and last (exclusive) of its paths in one
-    leaf. Rows are sorted by leaf: see `samplers.visits`. The log-probability of an excluded class
-    is -inf.
+    A row of `visits` (V, 3) holds a context, and the start and the stop of the range of its paths
+    in one leaf. Rows are sorted by leaf: see `samplers.visits`. The log-probability of an excluded
+    class is -inf.
     """
     rows = leaf_rows.rows
     offsets = leaf_rows.offsets
     should_prefetch = rows.size * rows.itemsize > CACHE
+
     for v in range(worker(), len(visits), num_workers()):
         b = visits[v, 0]
         start = visits[v, 1]
@@ -258,7 +263,9 @@ def draw_in_leaves(
         first_row = offsets[b, start]
         if first_row < 0:
             continue
-        if should_prefetch and v + 1 < len(visits):  # prefetch the rows of the next leaf
+
+        # prefetch the rows of the next leaf
+        if should_prefetch and v + 1 < len(visits):
             next_row = offsets[visits[v + 1, 0], visits[v + 1, 1]]
             if next_row != first_row and next_row >= 0:
                 for r in range(next_row, min(next_row + parameters.leaf_size, len(rows))):
@@ -275,8 +282,8 @@ def draw_in_leaves(
         # these terms are the same for all paths of the visit
         log_total = math.log(total)
         correction = log_exclusion_correction(contexts.log_remaining, b, excluded_index)
+
         for k in range(start, stop):
-            # column of the path before paths were sorted
             column = classes.order[b, k]
             if is_drawn:
                 target = paths.uniforms[first_path + k] * total
@@ -308,17 +315,19 @@ def probs_in_leaves(
     `log_reach` (B, L) holds the log-probabilities of reaching all L leaves. ``leaf_rows.offsets``
     (1, k) is the same for all contexts.
     """
-    num = leaf_rows.offsets.shape[1]
+    num_leaves = leaf_rows.offsets.shape[1]
     row = worker()
-    for i in range(worker(), len(probs) * num, num_workers()):
-        b = i // num
-        leaf = first_leaf + i % num
-        first = leaf * parameters.leaf_size
+
+    for i in range(worker(), len(probs) * num_leaves, num_workers()):
+        b = i // num_leaves
+        leaf = first_leaf + i % num_leaves
+        first_class = leaf * parameters.leaf_size
         size = num_classes_in_leaf(leaf, parameters)
         excluded_index = excluded_index_in_leaf(leaf, contexts.excluded[b], parameters)
-        if size == 1 and excluded_index == 0:  # the excluded class alone
-            probs[b, first] = 0.0
+        if size == 1 and excluded_index == 0:  # the leaf has only the excluded class
+            probs[b, first_class] = 0.0
             continue
+
         first_row = leaf_rows.offsets[0, leaf - first_leaf]
         total, shift = compute_leaf_weights(
             parameters, leaf_rows, b, first_row, size, excluded_index, workspace
@@ -329,6 +338,9 @@ def probs_in_leaves(
             contexts.log_remaining, b, excluded_index
         )
         log_scale -= math.log(total)
+
         for c in range(lane(), size, num_lanes()):
             log_in_leaf = log_weight(workspace.products[row, c], parameters) - shift
-            probs[b, first + c] = math.exp(log_scale + log_in_leaf) if c != excluded_index else 0.0
+            probs[b, first_class + c] = (
+                math.exp(log_scale + log_in_leaf) if c != excluded_index else 0.0
+            )

@@ -44,7 +44,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Number = Any  # a float, or a Fraction as in the tests
-Node = tuple[int, int, int]  # first leaf, first leaf of the right half, last leaf + 1
+Node = tuple[int, int, int]  # the halves have leaves [start, middle) and [middle, stop)
 
 
 def inner_product(x: Sequence[Number], y: Sequence[Number]) -> Number:
@@ -78,22 +78,22 @@ def nodes(leaves: int, first: int = 0) -> Iterator[Node]:
     yield from nodes(leaves - left, first + left)
 
 
-def classes_in_leaves(first: int, last: int, num_classes: int, leaf_size: int) -> range:
-    """Return the classes of the leaves [first, last)."""
-    return range(first * leaf_size, min(last * leaf_size, num_classes))
+def classes_in_leaves(start: int, stop: int, num_classes: int, leaf_size: int) -> range:
+    """Return the classes of the leaves [start, stop)."""
+    return range(start * leaf_size, min(stop * leaf_size, num_classes))
 
 
 def node_sums(features: Sequence[Sequence[Number]], leaf_size: int) -> dict[tuple[int, int], Any]:
     """Return the sums of the features (n, D) over the classes of each half of each node.
 
-    The key of a half is (first leaf, last leaf + 1).
+    The key (start, stop) of a half says that it has the leaves [start, stop).
     """
     n = len(features)
     sums = {}
-    for first, middle, last in nodes(num_leaves(n, leaf_size)):
-        for start, stop in ((first, middle), (middle, last)):
-            below = [features[c] for c in classes_in_leaves(start, stop, n, leaf_size)]
-            sums[start, stop] = [sum(column) for column in zip(*below, strict=True)]
+    for start, middle, stop in nodes(num_leaves(n, leaf_size)):
+        for half in ((start, middle), (middle, stop)):
+            rows = [features[c] for c in classes_in_leaves(*half, n, leaf_size)]
+            sums[half] = [sum(column) for column in zip(*rows, strict=True)]
     return sums
 
 
@@ -124,12 +124,13 @@ def class_probabilities(
             for c in classes:
                 q[c] = reach_prob * weights[c] / total
             return
+
         left = num_left_leaves(leaves)
         halves = (first, left), (first + left, leaves - left)
         masses = []
         for start, size in halves:
-            below = classes_in_leaves(start, start + size, n, leaf_size)
-            masses.append(clipped_mass(sum(kernel[c] for c in below), len(below), floor))
+            classes = classes_in_leaves(start, start + size, n, leaf_size)
+            masses.append(clipped_mass(sum(kernel[c] for c in classes), len(classes), floor))
         for (start, size), half_mass in zip(halves, masses, strict=True):
             descend(start, size, reach_prob * half_mass / sum(masses))
 
@@ -160,19 +161,16 @@ def probabilities_without(q: Sequence[Number], label: int) -> list[Number]:
     other branch probabilities stay the same.
     """
     others = [0 * x if c == label else x for c, x in enumerate(q)]  # a 0 of the same type
-    rest = sum(others)  # 1 - q_label would lose digits if q_label is near 1
-    return [x / rest for x in others]
-
-
-# a draw ------------------------------------------------------------------------------------------
+    remaining = sum(others)  # not 1 - q_label, which loses digits near 0
+    return [x / remaining for x in others]
 
 
 def left_probabilities(q: Sequence[Number], leaf_size: int) -> list[Number]:
     """Return the probability of the left branch at each of `nodes`, for class probabilities q."""
     probabilities = []
-    for first, middle, last in nodes(num_leaves(len(q), leaf_size)):
-        left = sum(q[c] for c in classes_in_leaves(first, middle, len(q), leaf_size))
-        both = sum(q[c] for c in classes_in_leaves(first, last, len(q), leaf_size))
+    for start, middle, stop in nodes(num_leaves(len(q), leaf_size)):
+        left = sum(q[c] for c in classes_in_leaves(start, middle, len(q), leaf_size))
+        both = sum(q[c] for c in classes_in_leaves(start, stop, len(q), leaf_size))
         probabilities.append(left / both)
     return probabilities
 
@@ -188,6 +186,7 @@ def draw(u: Number, q: Sequence[Number], leaf_size: int) -> int:
     n = len(q)
     first = 0
     leaves = num_leaves(n, leaf_size)
+
     while leaves > 1:
         left_size = num_left_leaves(leaves)
         left = sum(q[c] for c in classes_in_leaves(first, first + left_size, n, leaf_size))
@@ -200,6 +199,7 @@ def draw(u: Number, q: Sequence[Number], leaf_size: int) -> int:
             u = (u - left_probability) / (1 - left_probability)
             first += left_size
             leaves -= left_size
+
     classes = classes_in_leaves(first, first + 1, n, leaf_size)
     target = u * sum(q[c] for c in classes)
     cumulative = 0

@@ -38,12 +38,13 @@ class TreeSums:
         # sums of absolute values bound all node sums: if these bounds are finite, no sum overflows
         self._bounds = np.zeros(leaf_sums.shape[1])
         self.total, self._bounds = self._total_and_bounds(leaf_sums)
-        num = leaf_sums.shape[0]
+
+        num_leaves = leaf_sums.shape[0]
         arrays = self._backend
 
         def combine(columns: tuple[int, int]) -> None:
-            for level in range(root_level(num)):  # from the leaves upwards
-                pairs = -(-num // (2 << level))
+            for level in range(root_level(num_leaves)):  # from the leaves upwards
+                pairs = -(-num_leaves // (2 << level))
                 arrays.run(combine_siblings, pairs, self.nodes, 1 << level, columns)
 
         arrays.each(combine, arrays.columns(self.nodes.shape[1]))
@@ -82,7 +83,7 @@ class TreeSums:
         return commit
 
     def add_changes(self, leaves: IntArray, change: NDArray[Any]) -> None:
-        """Add `change` (k, F) to the sums of `leaves` (k,), in increasing order.
+        """Add `change` (k, F) to the sums of `leaves` (k,), which are in increasing order.
 
         `change` is overwritten.
         """
@@ -133,12 +134,14 @@ def sum_runs(x: NDArray[Any], offsets: IntArray, sums: NDArray[Any]) -> None:
     at the end of `x`.
     """
     for i in range(worker(), len(offsets), num_workers()):
-        # `offsets` is read before the loop: the compiler cannot exclude that a store to `sums`
-        # changes it, and would not vectorise the loop
+        # `offsets` is read before the loop: the compiler must assume that a store to `sums` could
+        # change `offsets`, and would not vectorise the loop
         start = offsets[i]
         stop = offsets[i + 1] if i + 1 < len(offsets) else len(x)
+
         for f in range(lane(), x.shape[1], num_lanes()):
             sums[i, f] = x[start, f]
+
         for j in range(start + 1, stop):
             for f in range(lane(), x.shape[1], num_lanes()):
                 sums[i, f] += x[j, f]
@@ -156,8 +159,10 @@ def sum_changes(
     for i in range(worker(), len(offsets), num_workers()):
         start = offsets[i]
         stop = offsets[i + 1] if i + 1 < len(offsets) else len(new)
+
         for f in range(lane(), new.shape[1], num_lanes()):
             change[i, f] = new[start, f] - old[start, f]
+
         for j in range(start + 1, stop):
             for f in range(lane(), new.shape[1], num_lanes()):
                 change[i, f] += new[j, f] - old[j, f]
@@ -176,9 +181,10 @@ def subtract_leaf_sums(nodes: NDArray[Any], leaves: IntArray, sums: NDArray[Any]
                 half = 1 << level
                 middle = (leaves[i] & ~(2 * half - 1)) + half
                 if middle < len(nodes):
-                    sign = -0.5 if leaves[i] >= middle else 0.5
                     # a child is (its parent ± the difference) / 2
+                    sign = -0.5 if leaves[i] >= middle else 0.5
                     leaf_sum = 0.5 * leaf_sum + sign * nodes[middle, f]
+
             sums[i, f] -= leaf_sum
 
 
@@ -186,7 +192,7 @@ def subtract_leaf_sums(nodes: NDArray[Any], leaves: IntArray, sums: NDArray[Any]
 def combine_siblings(nodes: NDArray[Any], half: int, columns: tuple[int, int]) -> None:
     """Replace the sums of siblings, in place, by their sum and their difference (left minus right).
 
-    These are all siblings of `half` leaves each. Only the columns [first, last) in the tuple
+    The siblings are the nodes of `half` leaves. Only the columns [start, stop) in the tuple
     `columns` are computed.
     """
     for pair in range(worker(), -(-len(nodes) // (2 * half)), num_workers()):
@@ -202,10 +208,11 @@ def combine_siblings(nodes: NDArray[Any], half: int, columns: tuple[int, int]) -
 
 @njit
 def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
-    """Return the steps (S, 4) that add changes to `leaves` (k,), in increasing order, and offsets.
+    """Return the steps (S, 4) that add changes to `leaves` (k,), and their offsets by level.
 
-    Each step updates one node. The changes of leaves are the rows of an array (k, F), in which
-    `apply_updates` also stores the sums of changes. The columns of `steps` are:
+    `leaves` are in increasing order. Each step updates one node. The changes of leaves are the rows
+    of an array (k, F), in which `apply_updates` also stores the sums of changes. The columns of
+    `steps` are:
 
     - the row of the node, or -1 for a node without a right half,
     - the row of the change of one half,
@@ -221,7 +228,8 @@ def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]
     offsets = np.zeros(levels + 1, np.int64)
     first_leaf = leaves.copy()  # first leaf of the node that each change has reached
     change = np.arange(len(leaves))  # row that holds the change of this node
-    num = len(leaves)
+
+    num_changes = len(leaves)
     level = 0
     step = 0
     half = 1
@@ -229,26 +237,29 @@ def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]
     # the changes of both halves of a node are merged, so that each node is updated once
     while half < num_leaves:
         num_merged = i = 0
-        while i < num:
-            low = first_leaf[i] & ~(2 * half - 1)
+        while i < num_changes:
+            start = first_leaf[i] & ~(2 * half - 1)
             # leaves increase, so only the next change can be in the right half of this node
-            has_sibling = i + 1 < num and first_leaf[i + 1] < low + 2 * half
-            steps[step, 0] = low + half if low + half < num_leaves else -1
+            has_sibling = i + 1 < num_changes and first_leaf[i + 1] < start + 2 * half
+
+            steps[step, 0] = start + half if start + half < num_leaves else -1
             steps[step, 1] = change[i]
             steps[step, 2] = change[i + 1] if has_sibling else -1
-            steps[step, 3] = first_leaf[i] != low
-            first_leaf[num_merged] = low
+            steps[step, 3] = first_leaf[i] != start
+
+            # one change of the node replaces the changes of its halves
+            first_leaf[num_merged] = start
             change[num_merged] = change[i]
             step += 1
             num_merged += 1
             i += 2 if has_sibling else 1
 
-        num = num_merged
+        num_changes = num_merged
         half *= 2
         level += 1
         offsets[level] = step
 
-    # the sum of all changes is now in row 0 of the changes, and is added to the total in row 0
+    # row 0 of the changes now holds the sum of all changes, which is added to the total
     steps[step] = 0, 0, -1, 0
     offsets[level + 1] = step + 1
     return steps[: step + 1], offsets[: level + 2]
@@ -261,27 +272,31 @@ def apply_updates(
     """Add changes to `nodes` (L, F), in place, by `steps` of `plan_updates` of one level.
 
     If both halves of a node change, their sum is stored in `change` (k, F), for the next level.
-    Only the columns [first, last) in the tuple `columns` are computed.
+    Only the columns [start, stop) in the tuple `columns` are computed.
     """
-    first = columns[0] + lane()
-    last = columns[1]
+    start = columns[0] + lane()
+    stop = columns[1]
     block = nodes[:, columns[0] : columns[1]]
+
     for i in range(worker(), len(steps), num_workers()):
-        if i + 1 < len(steps) and steps[i + 1, 0] >= 0:  # prefetch the node of the next step
+        # prefetch the node of the next step
+        if i + 1 < len(steps) and steps[i + 1, 0] >= 0:
             prefetch_row(block, steps[i + 1, 0])
+
         middle = steps[i, 0]
         row = steps[i, 1]
         sibling = steps[i, 2]
         is_right = steps[i, 3]
 
-        # a row holds left minus right: add a change of the left half, subtract one of the right
+        # a node's row holds the left half minus the right half: add a change of the left half,
+        # subtract a change of the right half
         if sibling >= 0:
-            for f in range(first, last, num_lanes()):
+            for f in range(start, stop, num_lanes()):
                 nodes[middle, f] = nodes[middle, f] + change[row, f] - change[sibling, f]
                 change[row, f] += change[sibling, f]
         elif middle >= 0 and is_right:
-            for f in range(first, last, num_lanes()):
+            for f in range(start, stop, num_lanes()):
                 nodes[middle, f] -= change[row, f]
         elif middle >= 0:
-            for f in range(first, last, num_lanes()):
+            for f in range(start, stop, num_lanes()):
                 nodes[middle, f] += change[row, f]

@@ -40,7 +40,8 @@ Real = NDArray[Any]  # float32 or float64
 # probability is at least about 1e-300, so the product does not underflow in float64 before that.
 _MIN_FACTOR = 1e-100
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-53
-_MAX_MASS = 1e150  # small enough that the sum and the ratio of two masses do not overflow
+# small enough that the sum and the ratio of two masses do not overflow
+_MAX_MASS = 1e150
 
 
 class TreeParameters(NamedTuple):
@@ -49,14 +50,14 @@ class TreeParameters(NamedTuple):
     num_classes: int
     leaf_size: int  # classes in a leaf; the last leaf may hold fewer
     floor: float  # minimum mass of a node, per class
-    weight_kind: int  # KERNEL, SOFTMAX or QUADRATIC: the formula for weights of classes in a leaf
+    weight_kind: int  # formula for class weights: KERNEL, SOFTMAX or QUADRATIC
     scale: float  # parameter of this formula
 
 
 class Tree(NamedTuple):
     """The node sums of a tree with L leaves and F features, and the parameters of the tree."""
 
-    nodes: Real  # (L, F): the total, and the differences of siblings; see `sums`
+    nodes: Real  # (L, F): total and differences of siblings, see `sums`
     parameters: TreeParameters
 
 
@@ -98,9 +99,11 @@ class Paths(NamedTuple):
     only at the first path of a run.
     """
 
-    leaves: IntArray  # given leaf; for a draw, first leaf of its node, and at the end its leaf
+    # given leaf; for a draw, first leaf of its current node, and in the end its leaf
+    leaves: IntArray
     run_ends: IntArray  # index of the last path of the run, plus 1
-    uniforms: FloatArray  # for each draw, rescaled to [0, 1) within its node, at the end its leaf
+    # uniform of each draw, rescaled to [0, 1) within its node, and in the end within its leaf
+    uniforms: FloatArray
     # the probability of reaching the node is exp(log_reach) * factors: see `write_child`
     log_reach: FloatArray
     factors: FloatArray
@@ -115,21 +118,23 @@ def clip_mass(mass: float, lower: float) -> float:
 
 @njit
 def branch_probs(
-    mass: float, difference: float, first: int, half: int, parameters: TreeParameters
+    mass: float, difference: float, start: int, half: int, parameters: TreeParameters
 ) -> tuple[float, float]:
     """Return the probabilities of the left and the right half of a node, given the node.
 
-    The left half has the leaves [first, first + half), the right half up to `half` leaves after
-    that. `mass` is the mass of the node, and `difference` the mass of the left half minus that of
+    The left half has the leaves [start, start + half), and the right half the next leaves, at most
+    `half`. `mass` is the mass of the node, and `difference` the mass of the left half minus that of
     the right half, both before clipping.
     """
-    # `middle` and `last` count classes; the right half may have fewer classes than the left half
-    middle = (first + half) * parameters.leaf_size
-    last = min(parameters.num_classes, middle + half * parameters.leaf_size)
+    # the right half has the classes [middle, stop), perhaps fewer than the left half
+    middle = (start + half) * parameters.leaf_size
+    stop = min(parameters.num_classes, middle + half * parameters.leaf_size)
+
     # left + right = mass and left - right = difference
     left = clip_mass(0.5 * (mass + difference), parameters.floor * (half * parameters.leaf_size))
-    right = clip_mass(0.5 * (mass - difference), parameters.floor * (last - middle))
-    # the two probabilities add up to 1 for any features and any rounding
+    right = clip_mass(0.5 * (mass - difference), parameters.floor * (stop - middle))
+
+    # these probabilities add up to 1 for any features and any rounding
     return left / (left + right), right / (left + right)
 
 
@@ -168,7 +173,8 @@ def precompute_top_products(phi: Real, nodes: Real, products: TopProducts) -> No
     """
     num_rows, num_nodes = products.values.shape
     rows_each = num_rows // len(phi)
-    # the nodes of the upper levels are the multiples of `step` among the rows: see `sums`
+
+    # the nodes of the upper levels are the rows whose index is a multiple of `step`: see `sums`
     step = 1 << products.level_below
     for i in range(min(num_nodes, -(-len(nodes) // step))):
         for r in range(worker(), num_rows, num_workers()):
@@ -208,11 +214,12 @@ def compute_excluded_path_probs(
 ) -> None:
     """Write the probabilities of both branches at the nodes above each excluded class.
 
-    These are ``contexts.excluded_path_probs``. `masses` (B,) is workspace.
+    They are written to ``contexts.excluded_path_probs``. `masses` (B,) is workspace.
     """
     nodes, parameters = tree
     num_leaves = len(nodes)
     batch = len(contexts.excluded)
+
     for b in range(worker(), batch, num_workers()):
         masses[b] = products.values[b, 0]
 
@@ -222,9 +229,10 @@ def compute_excluded_path_probs(
         for b in range(worker(), batch, num_workers()):
             if contexts.excluded[b] < 0:
                 continue
+
             leaf = contexts.excluded[b] // parameters.leaf_size
-            first = leaf & -(2 * half)
-            middle = first + half
+            start = leaf & -(2 * half)
+            middle = start + half
             if middle >= num_leaves:  # the node has no right half
                 contexts.excluded_path_probs[b, level, 0] = 1.0
                 contexts.excluded_path_probs[b, level, 1] = 0.0
@@ -237,7 +245,8 @@ def compute_excluded_path_probs(
             # read `masses` before `node_product`, which synchronises the lanes
             mass = masses[b]
             difference = node_product(nodes, contexts.phi, b, products, b, level, middle)
-            left, right = branch_probs(mass, difference, first, half, parameters)
+            left, right = branch_probs(mass, difference, start, half, parameters)
+
             if leaf < middle:
                 masses[b] = 0.5 * (mass + difference)
                 contexts.excluded_path_probs[b, level, 0] = left
@@ -290,23 +299,25 @@ def split_run(
     branch, in place, which keeps the order of uniforms. A path to a given leaf goes left if the
     leaf is before `middle`.
     """
-    first = start
+    first_right = start
+
     if not is_drawn:
-        while first < stop and paths.leaves[first] < middle:
-            first += 1
-        return first
+        while first_right < stop and paths.leaves[first_right] < middle:
+            first_right += 1
+        return first_right
 
     for k in range(start, stop):
         u = paths.uniforms[k]
         is_left = u < left_prob
+
         # given the branch, the rescaled value is again uniform on [0, 1)
         begin, width = (0.0, left_prob) if is_left else (left_prob, 1.0 - left_prob)
         sync_lanes()  # all lanes have read the uniform
         # a uniform that rounds to 1 would enter a branch without mass
         paths.uniforms[k] = min((u - begin) / width, _LARGEST_BELOW_ONE)
-        first += is_left
+        first_right += is_left
 
-    return first
+    return first_right
 
 
 @njit
@@ -321,10 +332,11 @@ def walk(
     """
     nodes, parameters = tree
     num_leaves = len(nodes)
-    size = parameters.leaf_size
+    leaf_size = parameters.leaf_size
     num_rows = len(products.values)
     rows_each = num_rows // len(contexts.phi)
     paths_each = len(paths.leaves) // num_rows
+
     for r in range(worker(), num_rows, num_workers()):
         paths.run_ends[r * paths_each] = (r + 1) * paths_each
         write_child(paths, r * paths_each, products.values[r, 0], 0.0, 1.0, 1.0)
@@ -339,10 +351,11 @@ def walk(
             while stop < (r + 1) * paths_each:
                 start = stop
                 stop = run_end(paths, start)
-                first = paths.leaves[start] & -(2 * half)
-                middle = first + half
+                first_leaf = paths.leaves[start] & -(2 * half)
+                middle = first_leaf + half
                 if middle >= num_leaves:  # the node has no right half
                     continue
+
                 if level <= products.level_below:
                     prefetch_node(nodes, paths.leaves[min(stop, len(paths.leaves) - 1)], half)
 
@@ -351,9 +364,10 @@ def walk(
                 log_reach = paths.log_reach[start]
                 factor = paths.factors[start]
                 difference = node_product(nodes, contexts.phi, b, products, r, level, middle)
-                left, right = branch_probs(mass, difference, first, half, parameters)
+                left, right = branch_probs(mass, difference, first_leaf, half, parameters)
+
                 left_prob = left
-                if is_drawn and first * size <= excluded < (middle + half) * size:
+                if is_drawn and first_leaf * leaf_size <= excluded < (middle + half) * leaf_size:
                     left_prob = contexts.conditional_left_probs[b, level]
 
                 # two runs: the paths [start, first_right) go left, [first_right, stop) go right
@@ -370,13 +384,12 @@ def walk(
                     paths.run_ends[start] = first_right
                     write_child(paths, start, 0.5 * (mass + difference), log_reach, factor, left)
 
+    # copy the values of the first path of each run to all paths of the run
     for r in range(worker(), num_rows, num_workers()):
         stop = r * paths_each
         while stop < (r + 1) * paths_each:
             start = stop
             stop = run_end(paths, start)
-
-            # copy the values of the first path of the run to all paths of the run
             leaf = paths.leaves[start]
             log_reach = paths.log_reach[start] + math.log(paths.factors[start])
             sync_lanes()  # all lanes have read the values
