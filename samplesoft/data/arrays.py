@@ -36,7 +36,8 @@ class ArrayArchive:
         self._zip = zipfile.ZipFile(stream)
         members = self._zip.infolist()
         self._members = {member.filename.removesuffix(".npy"): member for member in members}
-        if len(self._members) < len(members):  # which one is read would depend on the reader
+        # readers would differ in which of two arrays with the same name they read
+        if len(self._members) < len(members):
             raise ValueError("two arrays have the same name")
         self.names = list(self._members)
 
@@ -46,14 +47,15 @@ class ArrayArchive:
         Raises MemoryError if the arrays do not fit in the available memory.
         """
         members = {name: self._members[name] for name in names}
+
         total = 0
         for name, member in members.items():
             if member.flag_bits & _ENCRYPTED_FLAG or member.compress_type not in _COMPRESSIONS:
                 raise ValueError(f"{name!r} is encrypted, or compressed as NumPy does not")
             with self._zip.open(member) as stream:
                 total += _array_bytes(stream, member.file_size)
-
         _require_memory(self._path, total)
+
         arrays = {}
         for name, member in members.items():
             with self._zip.open(member) as stream:
@@ -95,9 +97,9 @@ def _open_for_reading(path: str | Path) -> BinaryIO:
 
 def read_array(path: str | Path, stream: BinaryIO) -> NDArray[Any]:
     """Return the array of the ``.npy`` file `path`, which is open as `stream`."""
-    size = stream.seek(0, 2)
+    file_bytes = stream.seek(0, 2)
     stream.seek(0)
-    _require_memory(path, _array_bytes(stream, size))
+    _require_memory(path, _array_bytes(stream, file_bytes))
     stream.seek(0)
     array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
     return array
@@ -109,25 +111,25 @@ def _array_bytes(stream: Any, num_bytes: int) -> int:
     Raises ValueError if header and array together are not exactly `num_bytes` long.
     """
     # read a fixed number of bytes, because the length in the header may be damaged
-    first = io.BytesIO(stream.read(_HEADER_BYTES))
-    version = npy.read_magic(first)
+    header = io.BytesIO(stream.read(_HEADER_BYTES))
+    version = npy.read_magic(header)
     if version not in _HEADER_READERS:
         raise ValueError(f"its format has version {version}, which plain arrays do not need")
 
-    shape, _, dtype = _HEADER_READERS[version](first)
+    shape, _, dtype = _HEADER_READERS[version](header)
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"Object arrays and empty types cannot be loaded, got dtype {dtype}")
 
-    size: int = math.prod(shape) * dtype.itemsize  # integers of Python do not overflow
-    if min(shape, default=0) < 0 or first.tell() + size != num_bytes:
+    array_bytes: int = math.prod(shape) * dtype.itemsize  # integers of Python do not overflow
+    if min(shape, default=0) < 0 or header.tell() + array_bytes != num_bytes:
         raise ValueError(
-            f"its header says {dtype} of shape {shape}, and {num_bytes - first.tell():,} bytes "
-            "follow"
+            f"its header says {dtype} of shape {shape}, and {num_bytes - header.tell():,} "
+            "bytes follow"
         )
 
-    return size
+    return array_bytes
 
 
-def _require_memory(path: str | Path, size: int) -> None:
-    """Raise MemoryError if arrays of `size` bytes do not fit in the available memory."""
-    require_bytes(f"the arrays of {str(path)!r}", size, "give a smaller file, or free memory")
+def _require_memory(path: str | Path, num_bytes: int) -> None:
+    """Raise MemoryError if arrays of `num_bytes` bytes do not fit in the available memory."""
+    require_bytes(f"the arrays of {str(path)!r}", num_bytes, "give a smaller file, or free memory")

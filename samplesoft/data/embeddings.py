@@ -68,6 +68,7 @@ class Embeddings:
         if labels.shape != h.shape[:1]:
             raise ValueError(f"`labels` must have shape {h.shape[:1]}, got {labels.shape}.")
 
+        # the class is frozen, so that attributes cannot be set directly
         object.__setattr__(self, "h", h)
         object.__setattr__(self, "class_embeddings", classes)
         object.__setattr__(self, "labels", as_labels("labels", labels, len(classes), labels.shape))
@@ -83,15 +84,17 @@ class Embeddings:
         return Embeddings(self.h[indices], self.class_embeddings, self.labels[indices], self.counts)
 
 
-def choose_indices(size: int, num: int | None, rng: int | np.random.Generator | None) -> IntArray:
-    """Return `num` random distinct indices below `size`, sorted.
+def choose_indices(
+    size: int, num_indices: int | None, rng: int | np.random.Generator | None
+) -> IntArray:
+    """Return `num_indices` random distinct indices below `size`, sorted.
 
-    All indices are returned if `num` is None or at least `size`.
+    All indices are returned if `num_indices` is None or at least `size`.
     """
-    if num is None or as_count("num_examples", num) >= size:
+    if num_indices is None or as_count("num_examples", num_indices) >= size:
         return np.arange(size, dtype=np.int64)
     generator = np.random.default_rng(int(stream_key(rng)))
-    return np.sort(generator.choice(size, num, replace=False))
+    return np.sort(generator.choice(size, num_indices, replace=False))
 
 
 def load_embeddings(
@@ -194,23 +197,24 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
     ((2, 5), array([3, 0]))
     """
     logits = np.atleast_2d(as_real_array(f"logits in {path}", _load_array(path), (1, 2)))
+
     if str(labels).endswith(".npy"):
         name = f"labels in {labels}"
-        values = np.atleast_1d(_load_array(labels))
+        label_values = np.atleast_1d(_load_array(labels))
     else:
         name = "labels"
         try:
-            values = exact_integers([int(part) for part in str(labels).split(",")])
+            label_values = exact_integers([int(word) for word in str(labels).split(",")])
         except ValueError:
             raise ValueError(
                 f"`labels` must be an .npy file or integers parted by commas, got "
                 f"{short_repr(str(labels))}; write for example 3,1,4."
             ) from None
 
-    return logits, as_labels(name, values, logits.shape[1], logits.shape[:1])
+    return logits, as_labels(name, label_values, logits.shape[1], logits.shape[:1])
 
 
 def _load_array(path: str | Path) -> Any:
-    """Return the array of an ``.npy`` file; errors are those of `open_arrays`."""
+    """Return the array of an ``.npy`` file; raise the errors of `open_arrays`."""
     with open_arrays(path, *_EXPECTED_AND_REMEDY) as stream:
         return read_array(path, stream)

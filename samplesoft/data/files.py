@@ -17,7 +17,7 @@ from samplesoft._validation import as_count
 MAX_LINE_CHARACTERS = 1 << 24
 _PIECE_CHARACTERS = 1 << 20  # characters read at a time
 _CHARACTERS_BETWEEN_CHECKS = 1 << 24  # characters read between two checks of the available memory
-_MAX_DIGITS = 25  # more digits than any number allowed in a file
+_MAX_DIGITS = 25  # more digits than in any number that is allowed in a file
 # imported on demand, because some builds of Python lack one of these modules
 _MODULE_OF_SUFFIX = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 
@@ -32,7 +32,8 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
     """
     name = str(path)
     module = import_module(_MODULE_OF_SUFFIX.get(Path(name).suffix, "io"))
-    damaged = (OSError, EOFError, zlib.error, getattr(module, "LZMAError", OSError))
+    damaged_file_errors = (OSError, EOFError, zlib.error, getattr(module, "LZMAError", OSError))
+
     try:
         with module.open(name, "rt", encoding="utf-8-sig") as stream:
             yield stream
@@ -43,7 +44,7 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
             f"{name!r} must be UTF-8 text, got {error}; convert it with "
             "`iconv -t utf-8`, or name the file by its compression (.gz, .xz, .bz2)."
         ) from None
-    except damaged as error:
+    except damaged_file_errors as error:
         raise ValueError(
             f"{name!r} cannot be read: {error}; check that it is a whole file, that you may "
             "read it, and that its ending (.gz, .xz, .bz2 or none) fits its content."
@@ -70,12 +71,13 @@ def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Ite
     def lines(stream: TextIO) -> Iterator[str]:
         nonlocal number
         line_pieces = []  # pieces of an unfinished line
-        size = 0  # number of characters in these pieces
+        num_characters = 0  # number of characters in these pieces
+
         for piece in read_pieces(path, stream):
             line_pieces.append(piece)
             is_ended = piece[-1] == "\n"
-            size += len(piece) - is_ended
-            if size > longest_line:
+            num_characters += len(piece) - is_ended
+            if num_characters > longest_line:
                 raise ValueError(
                     f"{str(path)!r}, line {number}: got more than {longest_line:,} characters, the "
                     "limit for a line; check that this is the right file, or raise `longest_line`."
@@ -85,7 +87,7 @@ def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Ite
                 yield piece if len(line_pieces) == 1 else "".join(line_pieces)
                 number += 1
                 line_pieces = []
-                size = 0
+                num_characters = 0
 
         if line_pieces:
             yield "".join(line_pieces)
@@ -98,18 +100,20 @@ def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Ite
 
 
 def read_pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
-    """Yield the lines of a stream; a line of more than a million characters is cut into pieces.
+    """Yield the lines of a stream, where lines of more than a million characters are cut in pieces.
 
     Raises MemoryError as soon as less than a quarter of the initially available memory is left,
     because the caller still has to convert the data to arrays.
     """
     initial_bytes = available_bytes()
-    num_read = 0
+    characters_since_check = 0
+
     while piece := stream.readline(_PIECE_CHARACTERS):
-        num_read += len(piece)
-        if num_read >= _CHARACTERS_BETWEEN_CHECKS:
+        characters_since_check += len(piece)
+        if characters_since_check >= _CHARACTERS_BETWEEN_CHECKS:
             bytes_left = available_bytes()
-            num_read = 0
+            characters_since_check = 0
+
             if (
                 initial_bytes is not None
                 and bytes_left is not None
@@ -120,6 +124,7 @@ def read_pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
                     f"{human_bytes(initial_bytes)} of memory that were available; give a "
                     "shorter file."
                 )
+
         yield piece
 
 
@@ -142,5 +147,5 @@ def parse_whole_number(word: str) -> int | None:
     """
     if not (word.isascii() and word.isdecimal()):
         return None
-    # without truncation, `int` raises for more than 4,300 digits, with a message that names no file
+    # without truncation, `int` would raise for more than 4,300 digits, without naming the file
     return int(word if len(word) <= _MAX_DIGITS else word.lstrip("0")[:_MAX_DIGITS] or "0")

@@ -64,16 +64,19 @@ def load_interactions(
     ...     load_interactions(path).toarray().tolist()
     [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
-    users = array("q")  # takes 8 bytes for each value, where a list takes about 36
+    # an array takes 8 bytes for each value, a list about 36
+    users = array("q")
     items = array("q")
     num_users = 0
     seen: set[int] = set()
+
     with open_lines(path, longest_line, _REMEDY) as lines:
         for line in lines:
-            numbers = list(map(_parse_index, line.split()))
-            if not numbers:
+            indices = list(map(_parse_index, line.split()))
+            if not indices:
                 continue
-            user, *its_items = numbers
+
+            user, *its_items = indices
             if user in seen:
                 raise MalformedLineError(f"got user {user} a second time")
 
@@ -85,19 +88,19 @@ def load_interactions(
     if not len(items):
         raise ValueError(f"{str(path)!r} must hold lines 'user item item ...', got no item.")
 
-    # the matrix has a row for each index up to the largest: a single user 999,999,999 makes a
-    # billion rows
+    # the matrix has a row for each index up to the largest: the index 999,999,999 makes a billion
+    # rows
     require_bytes(
         f"the rows of {num_users:,} users, up to the largest number in {str(path)!r},",
         8 * num_users + 32 * len(items),
         "number users and items from 0 without gaps",
     )
-    rows, columns = (np.frombuffer(numbers, np.int64) for numbers in (users, items))
+
+    rows, columns = (np.frombuffer(ids, np.int64) for ids in (users, items))
     shape = num_users, int(columns.max()) + 1
     matrix = sparse.csr_array((np.ones(len(rows), np.float32), (rows, columns)), shape)
     matrix.sum_duplicates()
     matrix.data[:] = 1.0  # repeated items count once
-
     return matrix
 
 

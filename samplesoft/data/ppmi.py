@@ -19,7 +19,8 @@ SMOOTHING_EXPONENT = 0.75
 # class vectors are divided by this quantile of their norms; the maximum would make all other
 # vectors small if a few are very long
 NORM_QUANTILE = 0.99
-MAX_DENSE_SVD_CLASSES = 512  # max number of classes for a dense SVD, which then takes milliseconds
+# max number of classes for a dense SVD, which then takes milliseconds
+MAX_DENSE_SVD_CLASSES = 512
 # number of extra vectors in the subspace iteration; with 32, singular values have three digits
 # after 12 iterations
 NUM_EXTRA_VECTORS = 32
@@ -72,10 +73,12 @@ def examples_from_corpus(
     """
     tokens = as_words("tokens", tokens)
     positions = choose_indices(len(tokens) - 1, num_examples, rng) + 1
+
     counts = count_words(tokens, as_count("vocabulary_size", vocabulary_size, 2))
-    classes_of = {word: i for i, word in enumerate(counts)}
-    unknown = classes_of.get(UNK, -1)  # -1 if all words are classes, and then not used
-    ids = np.fromiter(map(classes_of.get, tokens, repeat(unknown)), np.int64)
+    class_indices = {word: i for i, word in enumerate(counts)}
+    unknown = class_indices.get(UNK, -1)  # -1 if all words are classes, and then not used
+    ids = np.fromiter(map(class_indices.get, tokens, repeat(unknown)), np.int64)
+
     contexts, classes = ppmi_svd(ids, len(counts), dim)
     frequencies = np.array([*counts.values()], float)
     return Embeddings(contexts[ids[positions - 1]], classes, ids[positions], frequencies)
@@ -134,8 +137,8 @@ def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, Fl
     """
     n = as_count("num_classes", num_classes)
     rank = min(as_count("dim", dim, 2) - 1, n)
-    values_of_ids = as_array("ids", ids)
-    text = as_labels("ids", values_of_ids, n, values_of_ids.shape)
+    id_array = as_array("ids", ids)
+    text = as_labels("ids", id_array, n, id_array.shape)
     if text.ndim != 1 or len(text) < 2:
         raise ValueError(
             f"`ids` must be 1-D and hold at least 2 words, got shape {text.shape}; give a longer "
@@ -146,15 +149,14 @@ def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, Fl
     require_bytes(
         "the pairs of words in `ids`", _PAIR_BYTES * float(len(text)), "give a shorter text"
     )
+
     matrix = _ppmi_matrix(text, n)
     left, values, right = _truncated_svd(matrix, rank)
 
-    # both sides are multiplied by the square roots of the singular values [Levy et al., section
-    # 3.3]
+    # multiply both sides by the square roots of the singular values [Levy et al., section 3.3]
     root = np.sqrt(values)
     contexts = np.zeros((n, rank + 1))  # the last coordinate of a context is 0
     contexts[:, :rank] = left * root
-
     return _unit_rows(contexts), _lift_to_sphere(right.T * root)
 
 
@@ -165,16 +167,16 @@ def _ppmi_matrix(text: IntArray, n: int) -> Any:
     """
     from scipy.sparse import coo_array
 
-    before = text[:-1]
-    after = text[1:]
+    words = text[:-1]
+    next_words = text[1:]
 
     # the conversion to CSR and back adds up repeated pairs
-    joint = coo_array((np.ones(len(after)), (before, after)), shape=(n, n)).tocsr().tocoo()
+    joint = coo_array((np.ones(len(next_words)), (words, next_words)), shape=(n, n)).tocsr().tocoo()
     rows, columns = joint.coords
-    smoothed = np.bincount(after, minlength=n) ** SMOOTHING_EXPONENT
+    smoothed = np.bincount(next_words, minlength=n) ** SMOOTHING_EXPONENT
 
     # P(i | c) / P_0.75(i) is the count of the pair (c, i) divided by the count of c times P_0.75(i)
-    expected = np.bincount(before, minlength=n)[rows] * (smoothed / smoothed.sum())[columns]
+    expected = np.bincount(words, minlength=n)[rows] * (smoothed / smoothed.sum())[columns]
     information = np.log(joint.data / expected)
     is_positive = information > 0.0
 
@@ -186,23 +188,24 @@ def _ppmi_matrix(text: IntArray, n: int) -> Any:
 def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the largest singular values of a sparse matrix (n, n), with their singular vectors.
 
-    Returns the left vectors (n, rank), the values (rank,) in decreasing order, and the right
-    vectors (rank, n); the result is deterministic. Subspace iteration takes a few matrix products
-    with all vectors. Lanczos iteration (``scipy.sparse.linalg.svds``) or QR takes thousands of
-    products with single vectors. Their BLAS threads wait for each other if other programs use the
-    cores, which took up to 16 s instead of 1 s.
+    The result is deterministic: the left vectors (n, rank), the values (rank,) in decreasing order,
+    and the right vectors (rank, n). They are computed by subspace iteration, which takes a few
+    matrix products with all vectors. Lanczos iteration (``scipy.sparse.linalg.svds``) or QR would
+    take thousands of products with single vectors. If other programs use the cores, the BLAS
+    threads of these products wait for each other, which took up to 16 s instead of 1 s.
     """
     n = matrix.shape[0]
-    block = rank + NUM_EXTRA_VECTORS
-    if n <= max(MAX_DENSE_SVD_CLASSES, block):
+    num_vectors = rank + NUM_EXTRA_VECTORS
+
+    if n <= max(MAX_DENSE_SVD_CLASSES, num_vectors):
         left, values, right = np.linalg.svd(matrix.toarray())
     else:
         transposed = matrix.T.tocsr()
-        basis = np.random.default_rng(0).standard_normal((n, block))
+        basis = np.random.default_rng(0).standard_normal((n, num_vectors))
+
         for _ in range(SVD_ITERATIONS):
             basis = transposed @ (matrix @ basis)
-            # orthonormalised, because all columns would otherwise approach the first singular
-            # vector
+            # otherwise all columns would approach the first singular vector
             basis = basis @ _orthonormalising_matrix(basis)[0]
 
         image = matrix @ basis
@@ -216,8 +219,8 @@ def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, Floa
 def _orthonormalising_matrix(block: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return A (k, k) such that ``block @ A`` has orthonormal columns, and k singular values.
 
-    `block` has shape (n, k). The singular values of `block` are in decreasing order. If its rank is
-    less than k, the last columns of ``block @ A`` are 0.
+    The singular values of `block` (n, k) are in decreasing order. If the rank of `block` is less
+    than k, the last columns of ``block @ A`` are 0.
     """
     # eigenvalues are squared singular values, so small singular values have lost half of their
     # digits, and count as 0
@@ -234,22 +237,23 @@ def _unit_rows(vectors: FloatArray) -> FloatArray:
     A row near 0 becomes the direction of the sum of all rows.
     """
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    empty = norms[:, 0] <= 1e-12 * norms.max()
+    is_near_zero = norms[:, 0] <= 1e-12 * norms.max()
     centre = vectors.sum(axis=0)
     if not np.linalg.norm(centre) > 1e-12 * norms.max():
         centre[0] = 1.0
-    unit = vectors / np.where(norms > 0.0, norms, 1.0)
-    unit[empty] = centre / np.linalg.norm(centre)
-    return unit
+
+    unit_vectors = vectors / np.where(norms > 0.0, norms, 1.0)
+    unit_vectors[is_near_zero] = centre / np.linalg.norm(centre)
+    return unit_vectors
 
 
 def _lift_to_sphere(vectors: FloatArray) -> FloatArray:
-    """Return unit vectors (n, d + 1): rows (n, d) scaled into the unit ball, and one coordinate.
+    """Return unit vectors (n, d + 1): the rows (n, d) scaled into the unit ball, and a coordinate.
 
-    The scale is a quantile of the norms; longer rows are clipped to the unit ball.
+    Rows are divided by a quantile of their norms; longer rows are clipped to the unit ball.
     """
     norms = np.linalg.norm(vectors, axis=1)
     radius = np.quantile(norms, NORM_QUANTILE) or norms.max() or 1.0
-    inside = vectors / np.maximum(norms, radius)[:, None]
-    height = np.sqrt(np.maximum(0.0, 1.0 - (inside**2).sum(axis=1)))
-    return np.column_stack([inside, height])
+    scaled = vectors / np.maximum(norms, radius)[:, None]
+    last_coordinate = np.sqrt(np.maximum(0.0, 1.0 - (scaled**2).sum(axis=1)))
+    return np.column_stack([scaled, last_coordinate])

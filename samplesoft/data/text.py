@@ -61,17 +61,19 @@ def read_tokens(path: str | Path) -> list[str]:
     ['the', 'cat', 'sat', '<eos>', 'the', 'end', '<eos>']
     """
     tokens: list[str] = []
-    lines = 0
+    num_lines = 0
     is_line_ended = True
     word_start = ""  # start of a word that continues in the next piece
+
     with open_text(path) as stream:
         for piece in read_pieces(path, stream):
             words = (word_start + piece).split()
             is_line_ended = piece[-1] == "\n"
             word_start = "" if is_line_ended or piece[-1].isspace() else words.pop()
+
             if len(word_start) > MAX_WORD_CHARACTERS:
                 raise ValueError(
-                    f"{str(path)!r}, line {lines + 1}: got a word of more than "
+                    f"{str(path)!r}, line {num_lines + 1}: got a word of more than "
                     f"{MAX_WORD_CHARACTERS:,} characters; give a plain text file, with words "
                     "parted by white space."
                 )
@@ -79,14 +81,14 @@ def read_tokens(path: str | Path) -> list[str]:
             tokens += words
             if is_line_ended:
                 tokens.append(EOS)
-                lines += 1
+                num_lines += 1
 
     if not is_line_ended:
         tokens += [word_start, EOS] if word_start else [EOS]
-        lines += 1
-    if len(tokens) == lines:
+        num_lines += 1
+    if len(tokens) == num_lines:
         raise ValueError(
-            f"{str(path)!r} must hold words, got {lines} line(s) without any; "
+            f"{str(path)!r} must hold words, got {num_lines} line(s) without any; "
             "give a plain text file with one sentence a line."
         )
 
@@ -123,15 +125,16 @@ def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
     """
     as_count("max_tokens", max_tokens)
     root = sysconfig.get_paths()["stdlib"]
+
     paths = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in _NOT_LIBRARY]
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
-    tokens: list[str] = []
 
+    tokens: list[str] = []
     for path in sorted(paths):
-        text = path.read_bytes().decode("utf-8", errors="replace").strip()
-        tokens += [EOS if token[0] == "\n" else token for token in _TOKEN.findall(text)]
+        source = path.read_bytes().decode("utf-8", errors="replace").strip()
+        tokens += [EOS if token[0] == "\n" else token for token in _TOKEN.findall(source)]
         tokens.append(EOS)
         if len(tokens) >= max_tokens:
             return tokens[:max_tokens]
@@ -160,7 +163,7 @@ def count_words(tokens: Sequence[str], size: int) -> dict[str, int]:
         )
 
     if len(counts) > size:
-        # "<unk>" may also occur in the text; it then counts as a word that is left out
+        # if "<unk>" occurs in the text, it counts as a word that is left out
         unknown = counts.pop(UNK, 0)
         ranked = sorted(counts.items(), key=_frequency_sort_key)
         unknown += sum(count for _, count in ranked[size - 1 :])
@@ -176,7 +179,7 @@ def as_words(name: str, value: Any) -> list[str]:
     """
     try:
         words = list(value)
-    except TypeError:  # not iterable, such as a number or an array of dimension 0
+    except TypeError:  # not iterable, such as a number
         words = [None]
 
     if isinstance(value, str) or not all(issubclass(kind, str) for kind in set(map(type, words))):

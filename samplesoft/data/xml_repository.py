@@ -91,51 +91,52 @@ def load_xml_repository(
     >>> inputs.toarray().tolist(), labels.toarray().tolist()
     ([[1.5, 0.0, 1.0], [0.0, 2.0, 0.0]], [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     """
-    features = array("q")  # arrays take 4 or 8 bytes for each value, lists several times as much
+    # arrays take 4 or 8 bytes for each value, lists several times as much
+    features = array("q")
     values = array("f")
     labels = array("q")
     feature_offsets = array("q", [0])
     label_offsets = array("q", [0])
 
     with open_lines(path, longest_line, _REMEDY) as lines:
-        num, width, num_labels = _parse_header(next(lines, ""))
+        num_examples, num_features, num_labels = _parse_header(next(lines, ""))
         for line in lines:
-            if len(feature_offsets) > num:
+            if len(feature_offsets) > num_examples:
                 if line.strip():
-                    raise MalformedLineError(f"got more points than the {num} of line 1")
+                    raise MalformedLineError(f"got more points than the {num_examples} of line 1")
                 continue
 
-            names, entries = _labels_and_entries(line.rstrip("\r\n"))
-            labels.extend(_parse_indices("label", names, num_labels))
-            numbers = [entry.partition(":")[0] for entry in entries]
-            features.extend(_parse_indices("feature", numbers, width))
+            label_words, entries = _labels_and_entries(line.rstrip("\r\n"))
+            labels.extend(_parse_indices("label", label_words, num_labels))
+            feature_words = [entry.partition(":")[0] for entry in entries]
+            features.extend(_parse_indices("feature", feature_words, num_features))
             values.extend(map(_parse_value, entries))
             feature_offsets.append(len(features))
             label_offsets.append(len(labels))
 
-    if len(feature_offsets) <= num:
+    if len(feature_offsets) <= num_examples:
         raise ValueError(
-            f"{str(path)!r} must hold the {num} points of line 1, got {len(feature_offsets) - 1}; "
-            "it may be cut short."
+            f"{str(path)!r} must hold the {num_examples} points of line 1, got "
+            f"{len(feature_offsets) - 1}; it may be cut short."
         )
 
     return SparseExamples(
-        _csr_matrix(np.array(values), features, feature_offsets, width),
+        _csr_matrix(np.array(values), features, feature_offsets, num_features),
         _csr_matrix(np.ones(len(labels)), labels, label_offsets, num_labels),
     )
 
 
 def _parse_header(line: str) -> list[int]:
-    """Return the numbers of examples, features and labels, which the first line holds."""
+    """Return the numbers of examples, features and labels in the first line of a file."""
     numbers = list(map(parse_whole_number, line.split()))
-    sizes = [number for number in numbers if number is not None]
-    if len(sizes) != 3 or len(numbers) != 3:
+    valid_numbers = [number for number in numbers if number is not None]
+    if len(valid_numbers) != 3 or len(numbers) != 3:
         raise MalformedLineError("got no 'points features labels', three whole numbers")
-    if not 1 <= min(sizes) <= max(sizes) <= _MAX_SIZE:
+    if not 1 <= min(valid_numbers) <= max(valid_numbers) <= _MAX_SIZE:
         raise MalformedLineError(
             f"got a number outside 1 to {_MAX_SIZE:,} in {short_repr(line.strip())}"
         )
-    return sizes
+    return valid_numbers
 
 
 def _labels_and_entries(line: str) -> tuple[list[str], list[str]]:
@@ -143,24 +144,24 @@ def _labels_and_entries(line: str) -> tuple[list[str], list[str]]:
 
     Raises `MalformedLineError` if the line does not have this form.
     """
-    head = line.partition(" ")[0].partition("\t")[0]
-    if ":" in head:
+    label_text = line.partition(" ")[0].partition("\t")[0]
+    if ":" in label_text:
         raise MalformedLineError(
-            f"got {short_repr(head)} for labels; a line without any starts with a space"
+            f"got {short_repr(label_text)} for labels; a line without any starts with a space"
         )
-    if head and not _LABELS_PATTERN.fullmatch(head):
-        raise MalformedLineError(f"got {short_repr(head)} for labels, as in '1,2'")
+    if label_text and not _LABELS_PATTERN.fullmatch(label_text):
+        raise MalformedLineError(f"got {short_repr(label_text)} for labels, as in '1,2'")
 
-    rest = line[len(head) :]
-    # matching the whole line at once is fast; only after an error, match word by word
-    if not _ENTRIES_PATTERN.fullmatch(rest):
-        words = rest.split(" ")
+    # matching all entries at once is fast; only after an error, match word by word
+    entry_text = line[len(label_text) :]
+    if not _ENTRIES_PATTERN.fullmatch(entry_text):
+        words = entry_text.split(" ")
         malformed = next(
-            (w for w in words if w and not _ENTRIES_PATTERN.fullmatch(f" {w}")), rest.strip()
+            (w for w in words if w and not _ENTRIES_PATTERN.fullmatch(f" {w}")), entry_text.strip()
         )
         raise MalformedLineError(f"got {short_repr(malformed)} for a feature, as in '7:0.5'")
 
-    return head.split(",") if head else [], rest.split()
+    return label_text.split(",") if label_text else [], entry_text.split()
 
 
 def _parse_indices(kind: str, words: list[str], stop: int) -> list[int]:
