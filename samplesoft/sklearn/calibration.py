@@ -14,11 +14,13 @@ from samplesoft._jit import chunks
 from samplesoft._validation import FloatArray, scale_by_power_of_two
 from samplesoft.samplers.base import Rows
 
-_PRIOR_EXAMPLES = 10.0  # weight of the penalty on parameter changes, as a number of examples
+# weight of the penalty on changes of parameters, as a number of examples
+_PRIOR_EXAMPLES = 10.0
 _MAX_LOG_CHANGE = 4.0  # max change of the log of a parameter
 _MAX_CHUNK_SCORES = 1 << 18  # number of scores that are processed at a time
 # probabilities are clipped to this range, in which log(p) and log(1 - p) are finite
-_MIN_PROB, _MAX_PROB = 1e-300, 1.0 - 2.0**-53
+_MIN_PROB = 1e-300
+_MAX_PROB = 1.0 - 2.0**-53
 
 
 class SoftmaxCalibration(NamedTuple):
@@ -117,7 +119,7 @@ def _minimise_log_loss(
     codes: Any,
     weights: FloatArray,
 ) -> list[float]:
-    """Return the parameters that minimise `log_loss` plus a penalty on their change.
+    """Return the parameters that minimise `log_loss` plus a penalty on their changes.
 
     `start` are the initial values: the scale of the scores (1 / temperature), and the number of
     labels per example if it is fitted.
@@ -131,11 +133,15 @@ def _minimise_log_loss(
         """Return the penalised log loss and its gradient, for logs of the parameter changes."""
         # with logarithms as variables, parameters stay positive and the penalty is symmetric
         factors = np.array(start) * np.exp(logs)
-        value, gradient = _PRIOR_EXAMPLES / 2.0 * float(logs @ logs), _PRIOR_EXAMPLES * logs
+        value = _PRIOR_EXAMPLES / 2.0 * float(logs @ logs)
+        gradient = _PRIOR_EXAMPLES * logs
+
         for chunk in score_chunks:
             loss, derivatives = log_loss(scores[chunk], codes[chunk], weights[chunk], *factors)
             value = value + loss
-            gradient = gradient + factors * derivatives  # chain rule: d / d log f = f * d / d f
+            # chain rule: d / d log f = f * d / d f
+            gradient = gradient + factors * derivatives
+
         return value, gradient
 
     bounds = [(-_MAX_LOG_CHANGE, _MAX_LOG_CHANGE)] * len(start)
@@ -153,10 +159,11 @@ def softmax_log_loss(
     """
     p = _softmax(scores, scale)
     rows = np.arange(len(p))
+
     if labels_each is None:
         label_scores = scores[rows, codes].astype(np.float64)
-        # -log(p[label]) would be infinite if p underflows; so compute it from the difference of the
-        # largest score and the label's score
+        # -log(p[label]) would be infinite if p underflows, so it is computed from the difference of
+        # the largest score and the label's score
         losses = scale * (scores.max(axis=1) - label_scores) - np.log(p.max(axis=1))
         # d log(sum(exp(s z))) / ds is the mean of the scores z under p
         derivative = np.einsum("ij,ij->i", p, scores) - label_scores
@@ -167,8 +174,9 @@ def softmax_log_loss(
     log_missed = np.log1p(-p)  # log-probability that one draw is not this class
     gradient = labels_each * p / (1.0 - p)  # derivatives of the losses with respect to log p
 
-    # the losses and gradients as if no class were a label; the entries of labels are then corrected
-    losses, d_labels_each = -labels_each * log_missed.sum(axis=1), -log_missed.sum(axis=1)
+    # first as if no class were a label; then the entries of labels are corrected
+    losses = -labels_each * log_missed.sum(axis=1)
+    d_labels_each = -log_missed.sum(axis=1)
     labels = codes.tocoo()
     label_index = labels.row, labels.col
     prob_drawn = -np.expm1(labels_each * log_missed[label_index])  # P(some draw is the label)
@@ -193,6 +201,7 @@ def logistic_log_loss(
     scores = scores.astype(np.float64)
     logs = log_sigmoid(scale * scores)
     d_logs = scores * -np.expm1(logs)  # derivatives of `logs` by the scale
+
     if codes.ndim == 1:
         rows = np.arange(len(scores))
         normalised = softmax(logs, axis=1)  # sigmoids divided by their sum
@@ -201,9 +210,10 @@ def logistic_log_loss(
     else:
         labels = codes.tocoo()
         label_index = labels.row, labels.col
-        # -log(1 - sigmoid(x)) = x - log(sigmoid(x)), as if no class were a label; the entries of
-        # labels are then corrected
-        losses, gradient = (scale * scores - logs).sum(axis=1), (scores - d_logs).sum(axis=1)
+        # first as if no class were a label, by -log(1 - sigmoid(x)) = x - log(sigmoid(x)); then the
+        # entries of labels are corrected
+        losses = (scale * scores - logs).sum(axis=1)
+        gradient = (scores - d_logs).sum(axis=1)
         np.add.at(losses, labels.row, -scale * scores[label_index])
         np.add.at(gradient, labels.row, -scores[label_index])
 

@@ -22,7 +22,9 @@ from samplesoft._validation import (
 )
 
 _TEXT_KINDS = {str: "text", bytes: "bytes"}
-_INTEGERS, _FLOATS, _BOOLS = (int, np.integer), (float, np.floating), (bool, np.bool_)
+_INTEGERS = (int, np.integer)
+_FLOATS = (float, np.floating)
+_BOOLS = (bool, np.bool_)
 _MISSING_TYPES = ("NoneType", "NAType", "NaTType")  # types of missing values, of Python and pandas
 # text dtypes of polars, whose conversion to NumPy pads all texts to the length of the longest
 _POLARS_TEXT_DTYPES = ("String", "Utf8")
@@ -41,9 +43,11 @@ def read_labels(name: str, y: Any, *, integral: bool = True) -> NDArray[Any]:
     content = unwrap_container(name, y)
     if isinstance(content, (list, tuple)):
         return _labels_of_list(name, content, integral, False)
+
     array = np.asarray(content)
     if array.dtype.kind == "T":  # NumPy's StringDType, which scikit-learn does not support
         return _labels_of_list(name, array.ravel().tolist(), integral, False)
+
     labels: NDArray[Any] = column_or_1d(array, warn=True)
     if labels.dtype == object:
         return _labels_of_list(name, labels.tolist(), integral, True)
@@ -86,23 +90,25 @@ def class_indices(
     `classes` must be distinct. `lookup` is a function that returns a dict from classes, as Python
     values, to their indices. It is only called if labels are neither numbers nor dates.
     """
-    n, kinds = len(classes), {classes.dtype.kind, labels.dtype.kind}
+    n = len(classes)
+    kinds = {classes.dtype.kind, labels.dtype.kind}
     if not n or not len(labels):
         return np.full(len(labels), n, np.int64)
+
     if kinds <= set("biuf"):
         if classes.dtype.kind == "b":
             classes = classes.astype(np.uint8)
-        labels, same = _convert_exactly(labels, classes.dtype)
+        labels, is_exact = _convert_exactly(labels, classes.dtype)
     # dates of one kind are compared as arrays, because their Python values depend on the unit
     elif len(kinds) == 1 and kinds <= set("Mm"):
-        same = np.ones(len(labels), bool)
+        is_exact = np.ones(len(labels), bool)
     else:
         indices = map(lookup().get, labels.tolist())
         return np.fromiter((n if i is None else i for i in indices), np.int64, len(labels))
 
     order = np.argsort(classes)  # classes that are column names may be in any order
     ids = order[np.minimum(np.searchsorted(classes, labels, sorter=order), n - 1)].astype(np.int64)
-    ids[~(same & (classes[ids] == labels))] = n
+    ids[~(is_exact & (classes[ids] == labels))] = n
     return ids
 
 
@@ -115,16 +121,20 @@ def require_one_kind(name: str, labels: Iterable[Any]) -> None:
     """Raise ValueError if text is mixed with other types, or bools are mixed with numbers."""
     # NumPy would convert all labels to text, or True to 1
     kinds = {
-        next((_TEXT_KINDS[text] for text in _TEXT_KINDS if issubclass(kind, text)), kind.__name__)
+        next(
+            (_TEXT_KINDS[text_type] for text_type in _TEXT_KINDS if issubclass(kind, text_type)),
+            kind.__name__,
+        )
         for kind in set(map(type, labels))
     }
     bools = {kind.__name__ for kind in _BOOLS}
-
     if len(kinds) > 1 and (kinds & set(_TEXT_KINDS.values()) or (kinds & bools and kinds - bools)):
-        first, second, *_ = sorted(kinds, key=lambda kind: (kind != "text", kind in bools, kind))
+        first_kind, second_kind, *_ = sorted(
+            kinds, key=lambda kind: (kind != "text", kind in bools, kind)
+        )
         raise ValueError(
-            f"`{name}` must hold labels of one kind, got {first} and {second}; convert them, and "
-            "leave out examples without a label, or give each a list of labels."
+            f"`{name}` must hold labels of one kind, got {first_kind} and {second_kind}; convert "
+            "them, and leave out examples without a label, or give each a list of labels."
         )
 
 
@@ -150,24 +160,24 @@ def _labels_of_list(
         return np.array(values, dtype=bool)
     if _are_all_subclasses(kinds, _INTEGERS):
         array = np.asarray(values)
-        exact = array.dtype.kind in "iu" and not as_objects
-        return array if exact else exact_integers(values)
-
+        keeps_type = array.dtype.kind in "iu" and not as_objects
+        return array if keeps_type else exact_integers(values)
     if _are_all_subclasses(kinds, _INTEGERS + _FLOATS):
         return _numeric_labels(name, values, integral)
+
     array = np.asarray(values)
     if array.ndim == 1 and array.dtype.kind not in "Mm" and len(values):
-        strange = (v for v in values if not isinstance(v, _INTEGERS + _FLOATS))
-        _raise_unknown_type(name, next(strange, values[0]))
+        unsupported = (v for v in values if not isinstance(v, _INTEGERS + _FLOATS))
+        _raise_unknown_type(name, next(unsupported, values[0]))
     labels: NDArray[Any] = column_or_1d(array)  # dates, or an empty list
-
     return labels
 
 
 def _numeric_labels(name: str, values: Sequence[Any], integral: bool) -> NDArray[Any]:
     """Return numeric labels, of which at least one is a float, as an array (N,).
 
-    If all labels are whole and float64 cannot represent all of them, the result has integers.
+    If all labels are whole numbers, and float64 cannot represent all of them, the result contains
+    integers.
     """
     floats = np.asarray([value for value in values if isinstance(value, _FLOATS)])
     _check_floats(name, floats, integral)
@@ -175,11 +185,11 @@ def _numeric_labels(name: str, values: Sequence[Any], integral: bool) -> NDArray
         return floats
     if (floats != np.trunc(floats)).any():
         return np.asarray(values, np.float64)
+
     exact = exact_integers(values)
     limit = _MAX_EXACT_FLOAT
     if exact.dtype != object and -limit <= exact.min() and exact.max() <= limit:
         return exact.astype(np.float64)
-
     return exact
 
 
@@ -210,18 +220,18 @@ def _text_array(values: Sequence[Any]) -> NDArray[Any]:
 
     Padding is costly if a label is long, and ambiguous if a label ends in a null character.
     """
-    longest = max(map(len, values), default=0)
+    max_length = max(map(len, values), default=0)
     # NumPy pads with null characters, so "a" and "a\0" would become one label
-    end = values[0][:0] + ("\0" if isinstance(values[0], str) else b"\0")
-    if longest > LONGEST_PADDED or any(value.endswith(end) for value in values):
+    null_character = values[0][:0] + ("\0" if isinstance(values[0], str) else b"\0")
+    if max_length > LONGEST_PADDED or any(value.endswith(null_character) for value in values):
         return _object_array(values)
     return np.array(values)
 
 
 def _text_without_padding(labels: NDArray[Any]) -> NDArray[Any]:
     """Return a text array (N,), or an array of objects if padding would make labels very long."""
-    size = np.dtype(f"{labels.dtype.kind}1").itemsize
-    if labels.dtype.itemsize <= size * LONGEST_PADDED:
+    character_bytes = np.dtype(f"{labels.dtype.kind}1").itemsize
+    if labels.dtype.itemsize <= character_bytes * LONGEST_PADDED:
         return labels
     return _text_array(labels.tolist())
 
@@ -252,23 +262,25 @@ def _convert_exactly(
     # different integers above 2**53 may be equal
     if labels.dtype == dtype:
         return labels, np.ones(len(labels), bool)
+
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             converted = labels.astype(dtype)
         if labels.dtype.kind == "f":
             return converted, converted == labels
         integer = np.dtype(np.int64 if labels.dtype.kind == "i" else "u8")
-        back, same = _convert_exactly(converted, integer)
-        return converted, same & (back == labels)
+        back, is_exact = _convert_exactly(converted, integer)
+        return converted, is_exact & (back == labels)
 
     limits = np.iinfo(dtype)
     if labels.dtype.kind == "f":
         labels = labels.astype(np.result_type(labels, np.float64))
-        # the upper limit is a power of two, limits.max + 1, because limits.max is not a float64
-        same = (labels >= float(limits.min)) & (labels < float(limits.max + 1))
-        same &= labels == np.trunc(labels)
+        # compared with limits.max + 1, a power of two, because limits.max may not be a float64
+        is_exact = (labels >= float(limits.min)) & (labels < float(limits.max + 1))
+        is_exact &= labels == np.trunc(labels)
     else:
-        labels = labels.astype(np.uint8) if labels.dtype.kind == "b" else labels
-        same = (labels >= int(limits.min)) & (labels <= int(limits.max))
+        if labels.dtype.kind == "b":
+            labels = labels.astype(np.uint8)
+        is_exact = (labels >= int(limits.min)) & (labels <= int(limits.max))
 
-    return np.where(same, labels, np.zeros_like(labels)).astype(dtype), same
+    return np.where(is_exact, labels, np.zeros_like(labels)).astype(dtype), is_exact

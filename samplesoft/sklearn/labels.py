@@ -35,7 +35,11 @@ from samplesoft.sklearn.exact_labels import (
     unwrap_container,
 )
 
-SINGLE, DENSE, SPARSE, LISTS = "single", "dense indicator", "sparse indicator", "lists of labels"
+# forms of labels, as error messages name them
+SINGLE = "single"
+DENSE = "dense indicator"
+SPARSE = "sparse indicator"
+LISTS = "lists of labels"
 _LIST_TYPES = (list, tuple, set, frozenset, np.ndarray)
 _NUMBER_TYPES = (int, float, np.generic)
 _MAX_WEIGHT = 1e15  # largest weight of an example that keeps float32 gradients finite
@@ -50,10 +54,12 @@ class LabelCodec:
     """
 
     # LabelEncoder and MultiLabelBinarizer of scikit-learn do not suffice: they have no code for
-    # unseen labels, each of them accepts one form only, and their errors do not name the argument
-    classes: NDArray[Any]  # (n,): labels in ascending order, or columns of an indicator matrix
+    # unseen labels, each accepts only one form, and their errors do not name the argument
+
+    # (n,): labels in ascending order, or the columns of an indicator matrix
+    classes: NDArray[Any]
     form: str  # form of the labels: SINGLE, DENSE, SPARSE or LISTS
-    dtype: np.dtype[Any]  # dtype of the labels, or of the entries of an indicator matrix
+    dtype: np.dtype[Any]  # dtype of the labels, or of an indicator matrix
 
     @property
     def multilabel(self) -> bool:
@@ -61,12 +67,13 @@ class LabelCodec:
         return self.form != SINGLE
 
     def encode(self, y: Any, unseen: bool = False) -> Any:
-        """Return labels `y`, which must have the form of the codec, as indices or a matrix.
+        """Return labels `y`, which must have the form of the codec, as class indices or a matrix.
 
         With `unseen`, labels that are not classes get the index n; for lists of labels, the matrix
         then has n + 1 columns. Without `unseen`, such labels raise ValueError.
         """
         y, form, names = _labels_form_and_columns("y", y)
+
         # lists of labels of equal lengths look like an indicator matrix or its rows
         if self.form == LISTS and _is_list_of_lists(y):
             form = LISTS
@@ -79,6 +86,7 @@ class LabelCodec:
             return self._checked_class_indices(read_labels("y", y), unseen)
         if form == LISTS:
             return self._encode_lists("y", y, unseen)
+
         matrix = _checked_indicator(y)
         if matrix.shape[1] != len(self.classes):
             raise ValueError(
@@ -95,8 +103,7 @@ class LabelCodec:
         ):
             raise ValueError(
                 f"`y` must have the columns {short_repr(self.classes.tolist())} of the first "
-                "call, in "
-                f"their order, got {short_repr(names.tolist())}."
+                f"call, in their order, got {short_repr(names.tolist())}."
             )
 
         return matrix
@@ -162,8 +169,7 @@ class LabelCodec:
             raise ValueError(
                 f"`y` must hold labels among the {len(self.classes)} classes, got "
                 f"{short_repr(labels[is_unseen].tolist()[0])}, which is none of them; give all "
-                "classes to "
-                "the first call of partial_fit."
+                "classes to the first call of partial_fit."
             )
 
         return codes
@@ -183,15 +189,17 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
     or the names of the columns if `y` is an indicator matrix.
     """
     y, form, names = _labels_form_and_columns("y", y)
+
     class_array = None
     if classes is not None:
-        # not only whole numbers, because a column may have the name 0.5
+        # `integral` is False, because a column may have the name 0.5
         class_array = read_labels("classes", classes, integral=False)
         if not len(class_array):
             raise ValueError("`classes` must hold a label, got none.")
+
         distinct = sorted_distinct(class_array)
         if form in (SINGLE, DENSE) and _is_list_of_lists(y) and len(y[0]) != len(distinct):
-            form = LISTS  # not an indicator matrix, because it has another number of columns
+            form = LISTS  # an indicator matrix would have a column per class
 
     if form in (SINGLE, LISTS):
         labels = read_labels("y", y) if form == SINGLE else _concatenate_labels("y", y)
@@ -227,24 +235,24 @@ def _labels_form_and_columns(name: str, y: Any) -> tuple[Any, str, NDArray[Any] 
         ):
             raise ValueError(
                 "`y` must have columns whose names are text or integers, got "
-                f"{short_repr(columns)}; "
-                "rename them."
+                f"{short_repr(columns)}; rename them."
             )
 
         names = read_labels("y", columns)
         if len(names) > 1:
             if hasattr(y, "sparse"):  # a pandas dataframe whose columns are all sparse
                 return y.sparse.to_coo(), SPARSE, names
+
             y = check_array(y, dtype=None, ensure_min_samples=0, input_name="y")
             return y, _infer_form(y), names
-
         return y, _infer_form(y), None
 
     if not sparse.issparse(y):
-        container, y = y, unwrap_container(name, y)
-    rows = y
+        container = y
+        y = unwrap_container(name, y)
 
-    # an array of objects may hold labels, or lists of labels
+    # an array of objects may contain labels, or lists of labels
+    rows = y
     if isinstance(y, np.ndarray) and y.dtype == object and y.ndim == 1:
         rows = container.to_list() if hasattr(container, "to_list") else y.tolist()
     if isinstance(rows, (list, tuple)):
@@ -253,8 +261,7 @@ def _labels_form_and_columns(name: str, y: Any) -> tuple[Any, str, NDArray[Any] 
         if non_lists and len(non_lists) < len(kinds_of_rows):
             raise ValueError(
                 f"`{name}` must hold a list of labels for each example, got {non_lists[0]} for "
-                "one; "
-                "write [] for an example without labels."
+                "one; write [] for an example without labels."
             )
 
     y = rows if _is_list_of_lists(rows) else y
@@ -266,11 +273,11 @@ def _infer_form(y: Any) -> str:
     if sparse.issparse(y):
         return SPARSE
     if _is_list_of_lists(y):
-        sizes = {len(row) for row in y}
-        if len(sizes) != 1 or max(sizes) < 2 or isinstance(y[0], (set, frozenset)):
+        row_lengths = {len(row) for row in y}
+        if len(row_lengths) != 1 or max(row_lengths) < 2 or isinstance(y[0], (set, frozenset)):
             return LISTS
         if _contains_type(chain.from_iterable(y), (str, bytes)):
-            return LISTS  # not converted below, because NumPy would pad text to the longest one
+            return LISTS  # before NumPy would pad all text to the longest one
     elif isinstance(y, (list, tuple)) and _contains_type(y, (str, bytes, *_NUMBER_TYPES)):
         return SINGLE
 
@@ -303,6 +310,7 @@ def _concatenate_labels(name: str, rows: Any) -> NDArray[Any]:
 def _checked_indicator(y: Any) -> sparse.csr_array:
     """Return an indicator matrix as a CSR matrix (N, n) of ones; raise if it is malformed."""
     is_sparse: bool = sparse.issparse(y)
+
     # a 1-D sparse array could be one label for each example, or the labels of one example
     if is_sparse and y.ndim != 2:
         raise ValueError(
@@ -314,9 +322,11 @@ def _checked_indicator(y: Any) -> sparse.csr_array:
     checked = check_array(checked, accept_sparse="csr", dtype=None, input_name="y")
     if isinstance(checked, np.ndarray):
         checked = native_byte_order(checked)  # SciPy requires native byte order
+
     matrix = sparse.csr_array(checked, copy=True)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
+
     if not (matrix.data == 1).all():
         raise ValueError(
             "`y` as a matrix must hold zeros and ones, one for each label, got "
@@ -362,6 +372,7 @@ def check_sample_weight(sample_weight: Any, num_examples: int) -> FloatArray:
     """Return the argument `sample_weight` as an array (N,), ones for None; raise if malformed."""
     if sample_weight is None:
         return np.ones(num_examples)
+
     weights = as_real_array("sample_weight", sample_weight, (1,))
     if len(weights) != num_examples:
         raise ValueError(
@@ -385,18 +396,18 @@ def class_weights(
     """
     n = len(codec.classes)
     weights_by_class = np.append(np.ones(n), 0.0)
+
     if isinstance(class_weight, dict):
         for label, weight in class_weight.items():
             as_nonnegative(f"class_weight[{short_repr(label)}]", weight)
         labels = codec.classes.tolist()
         class_weight = {python_value(label): weight for label, weight in class_weight.items()}
-        unknown = class_weight.keys() - set(labels)
 
+        unknown = class_weight.keys() - set(labels)
         if unknown:
             raise ValueError(
                 f"`class_weight` must name classes, got {short_repr(min(unknown, key=repr))}, "
-                "which is "
-                f"none of the {n}; mind the type."
+                f"which is none of the {n}; mind the type."
             )
         weights_by_class[:n] = [class_weight.get(label, 1.0) for label in labels]
     elif class_weight is not None:
@@ -406,9 +417,8 @@ def class_weights(
                 f"{type(class_weight).__name__}."
             )
 
-        # not by scikit-learn's compute_class_weight, which accepts only one label per example, and
-        # sample weights only since version 1.7. Weights may be scaled, because only their ratios
-        # matter
+        # scikit-learn's compute_class_weight accepts only one label per example, and sample weights
+        # only since version 1.7. Sample weights may be scaled, because only their ratios matter.
         counts = class_counts(codes, n, scale_by_power_of_two(sample_weight))
         weights_by_class = np.zeros(n + 1)
 
@@ -434,6 +444,7 @@ def example_weights(
         np.bincount(example_ids, None, num_examples), 1
     )
     weights *= sample_weight
+
     if weights.max() > _MAX_WEIGHT:
         raise ValueError(
             f"`sample_weight` times `class_weight` must be at most {_MAX_WEIGHT:g}, got "

@@ -42,7 +42,7 @@ from samplesoft.tuning.pilot import PILOT_SETTINGS, choose_settings, num_pilot_s
 
 _MAX_CALIBRATION_EXAMPLES = 1000  # max number of examples for calibration
 _MAX_CALIBRATION_SCORES = 1 << 24  # max number of scores of these examples
-_MAX_CHUNK_ENTRIES = 1 << 16  # number of input entries whose norms are computed at a time
+_MAX_CHUNK_ENTRIES = 1 << 16  # max number of input entries in a chunk
 
 
 class ClassifierTask(LinearTask):
@@ -66,9 +66,12 @@ class ClassifierTask(LinearTask):
         optimizer: str,
     ) -> None:
         super().__init__(num_inputs, len(codec.classes), settings, counts, seed, dtype)
+        self.codec = codec
+        self.seed = seed
         self.optimizer = make_optimizer(optimizer, 0.0)
-        self.codec, self.seed, self.optimizer_name = codec, seed, optimizer
-        self.examples_seen = self.labels_seen = 0
+        self.optimizer_name = optimizer
+        self.examples_seen = 0
+        self.labels_seen = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to copy or pickle, which does not contain training data."""
@@ -115,8 +118,10 @@ class ClassifierTask(LinearTask):
     def precision_at_1(self, X: Any, codes: Any, weights: FloatArray) -> float:
         """Return the weighted fraction of examples whose best class is among their labels."""
         best = self.model.top_k(X, 1)[0][:, 0]
-        single = isinstance(codes, np.ndarray)
-        is_correct = best == codes if single else codes[np.arange(len(best)), best]
+        if isinstance(codes, np.ndarray):
+            is_correct = best == codes
+        else:
+            is_correct = codes[np.arange(len(best)), best]
         return float(np.average(is_correct, weights=scale_by_power_of_two(weights)))
 
     @property
@@ -156,8 +161,8 @@ class ClassifierTask(LinearTask):
             labels = codes[subset]
             if self.codec.multilabel:  # remove the column of unseen labels
                 labels = labels[:, : len(self.codec.classes)]
-            # starting from the current calibration, to which the result stays close for few
-            # examples
+
+            # the result stays close to the current calibration if there are few examples
             self.calibrated = self.calibration.fitted(scores, labels, weights[subset])
 
     def indices_with_seen_labels(self, codes: Any) -> IntArray:
@@ -191,7 +196,9 @@ class Calibrate(Callback):
     """
 
     def __init__(self, calibration_rows: IntArray, halfway: int, average: Average | None) -> None:
-        self._calibration_rows, self._halfway, self._average = calibration_rows, halfway, average
+        self._calibration_rows = calibration_rows
+        self._halfway = halfway
+        self._average = average
         self._is_calibrated = False
 
     def end_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
@@ -208,6 +215,7 @@ class Calibrate(Callback):
             training_rows = task.rows
             task.use(task.data, self._calibration_rows, task.batch_size)
             fit(task, optimizer, epochs=1, callbacks=[Refresh()], guard=divergence_as_value_error)
+
             all_rows = np.sort(np.concatenate((training_rows, self._calibration_rows)))
             task.use(task.data, all_rows, task.batch_size)
 
@@ -273,11 +281,13 @@ def train(
         )
         report_line(bool(classifier.verbose), f"fit: {resolved}")
         learner.optimizer.learning_rate = resolved.learning_rate
+
         average = Average(learner.parameters) if classifier.average else None
         score = None
         if validation is not None:
             precision = partial(learner.precision_at_1, *validation)
             score = Score(precision, tolerance=classifier.tol, average=average)
+
         progress = fit(
             learner,
             learner.optimizer,
@@ -294,6 +304,7 @@ def train(
     classifier.loss_curve_ = [epoch["train_loss"] for epoch in progress.history]
     classifier.validation_scores_ = [] if score is None else score.scores
     classifier.n_iter_ = progress.epoch
+
     if validation is not None and classifier.calibrate:
         X, codes, weights = validation
         weights = example_weights(weights_by_class, codes, weights)
@@ -346,7 +357,9 @@ def choose_auto_settings(
         codec, X.shape[1], settings, counts, X.dtype, seed, classifier.optimizer
     )
     masked_loss = LOSSES[classifier.loss].masked if codec.multilabel else None
-    batch_size, verbose = classifier.batch_size, bool(classifier.verbose)
+
+    batch_size = classifier.batch_size
+    verbose = bool(classifier.verbose)
     steps = num_pilot_steps(resolved.num_steps)
     progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
     learner.optimizer.learning_rate = resolved.learning_rate
@@ -374,7 +387,6 @@ def choose_auto_settings(
         rng=seed,
     )
     progress_line(verbose, f"auto: {choice['verdict']}")
-
     return choice
 
 
@@ -385,9 +397,11 @@ def canonical_inputs(X: Any) -> Any:
     """
     if isinstance(X, np.ndarray) or X.has_canonical_format:
         return X
+
     arrays = (X.data, X.indices, X.indptr)
     # copy a matrix that is mapped read-only from a file, because SciPy sorts in place
-    X = X if all(array.flags.writeable for array in arrays) else X.copy()
+    if not all(array.flags.writeable for array in arrays):
+        X = X.copy()
     X.sum_duplicates()
     return X
 
@@ -402,6 +416,7 @@ def mean_row_norm(X: Any, rows: IntArray) -> float:
     largest = max((float(abs(X[selection]).max()) for selection in selections), default=0.0)
     if largest == 0.0:
         return 1.0
+
     norms = np.concatenate([_scaled_norms(X[selection], largest) for selection in selections])
     return largest * float(norms[norms > 0.0].mean())
 
@@ -410,6 +425,7 @@ def _row_chunks(X: Any, rows: IntArray) -> list[slice]:
     """Return slices of `rows` (k,) whose inputs have a limited number of entries each."""
     if not len(rows) or not X.shape[1]:
         return []
+
     if isinstance(X, np.ndarray):
         # at least two rows, because NumPy sums a single row of a Fortran array in another order
         chunk_rows = max(2, _MAX_CHUNK_ENTRIES // X.shape[1])

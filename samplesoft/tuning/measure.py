@@ -18,25 +18,31 @@ from samplesoft.optimizers import make_optimizer
 from samplesoft.samplers.base import Rows, Sampler
 from samplesoft.samplers.registry import SamplerInputs, make_sampler
 
-_MIN_TIMED_CALLS = 5  # min number of calls that are timed, unless they take long
-_MAX_TIMED_CALLS = 20  # max number of calls that are timed
-_MIN_TIMED_SECONDS = 0.05  # after this time `_MIN_TIMED_CALLS` calls are enough
-_MAX_TIMED_SECONDS = 1.0  # after this time a single call is enough
+# A function is timed until both minima, or one of the maxima, have been reached.
+_MIN_TIMED_CALLS = 5
+_MIN_TIMED_SECONDS = 0.05
+_MAX_TIMED_CALLS = 20
+_MAX_TIMED_SECONDS = 1.0
+
 _NUM_GRADIENTS = 8  # number of gradients over which the error is averaged
-MAX_BIAS_LOGITS = 4_000_000  # max number of logits of all examples whose bias is computed
+_LEARNING_RATE = 1e-9  # so small that timed steps do not change the vectors
+
+MAX_BIAS_LOGITS = 4_000_000  # max number of logits of the examples below
 MIN_BIAS_EXAMPLES = 4  # min number of examples whose bias is computed
+MAX_BIAS_EXAMPLES = 256  # max number of examples whose bias is computed
 # Number of examples whose bias is computed first. If a tenth of all contexts have a large bias, the
 # probability that 64 examples contain none of them is 0.9^64 = 0.1%. More examples are added if the
 # mean bias is too close to its limit.
 _NUM_FIRST_BIAS_EXAMPLES = 64
-MAX_BIAS_EXAMPLES = 256  # max number of examples whose bias is computed
-_NUM_STDERRS = 2.0  # number of standard errors between a mean bias and its upper bound
-_LEARNING_RATE = 1e-9  # so small that timed steps do not change the vectors
+_NUM_STDERRS = 2.0  # standard errors between a mean bias and its upper bound
+
 # Parameters of the search for the number of classes at which both steps take the same time:
-_MAX_VECTOR_ENTRIES = 8_000_000  # max number of entries of the class vectors in timed steps
+_MAX_VECTOR_ENTRIES = 8_000_000  # max number of entries of the timed class vectors
 _MAX_SECANT_STEPS = 4  # max number of class counts that are timed
-_MIN_LOG_SIZE_RATIO = 0.1  # smaller changes of the log class count are dominated by timing noise
-_MIN_SLOPE = 0.5  # smaller slopes of the log time ratio are attributed to timing noise
+# Changes of the log class count, or slopes of the log time ratio, that are smaller than these are
+# dominated by timing noise.
+_MIN_LOG_SIZE_RATIO = 0.1
+_MIN_SLOPE = 0.5
 
 
 @dataclass(frozen=True)
@@ -94,12 +100,13 @@ class Workload:
     h: Rows  # (B, d): contexts of the batch of a timed step
     labels: IntArray  # (B,): labels of this batch
     tau: float  # inverse temperature
-    unit_vectors: bool  # whether all vectors have norm 1, and the layer normalises them
-    masked: bool  # whether separate draws for an example may contain its label, with weight 0
-    bias_logits: FloatArray  # (E, n): logits of the E examples whose bias is computed
+    unit_vectors: bool  # whether all vectors have norm 1; the layer then normalises them
+    # whether separate draws for an example may contain its label, with weight 0
+    masked: bool
+    bias_logits: FloatArray  # (E, n): logits of the bias examples
     bias_examples: tuple[Rows, IntArray]  # contexts (E, d) and labels (E,) of these examples
-    # bias examples are added until the mean bias is clearly above or below this; None: the first
-    # ones are enough
+    # bias examples are added until the mean bias is clearly above or below this limit; if it is
+    # None, only the first `_NUM_FIRST_BIAS_EXAMPLES` are used
     largest_bias: float | None
     executor: Executor | None = None  # computes biases; not used while steps are timed
 
@@ -138,27 +145,29 @@ def measure_sampler(
     masks = shared or work.masked
     scheme, loss = ("masked", "sampled-masked") if masks else ("negatives", "sampled")
     exclude = None if masks else work.labels
+
     if shared:
         q = sampler.probs(work.h, shared=True)
     else:
         q = sampler.probs(h, exclude=None if masks else labels)
 
     q = np.maximum(q, 1e-300)  # above 0, even if the probabilities of a softmax underflow
-    size = float((full_gradient**2).sum())
+    full_square = float((full_gradient**2).sum())
+
     for m in draw_counts:
         bias, bias_stderr = _mean_bias(work, q, m, scheme)
         layer = work.make_layer(loss, sampler, m, shared)
 
-        # mean square error over independent draws, which contains both bias and noise
-        mean_square = float(
-            np.mean(
-                [
-                    ((_context_gradient(layer, work, k) - full_gradient) ** 2).sum()
-                    for k in range(_NUM_GRADIENTS)
-                ]
-            )
-        )
-        error = np.sqrt(mean_square / size) if size > 0.0 else np.inf if mean_square else 0.0
+        # mean square error over independent draws, from both bias and noise
+        squares = [
+            ((_context_gradient(layer, work, k) - full_gradient) ** 2).sum()
+            for k in range(_NUM_GRADIENTS)
+        ]
+        mean_square = float(np.mean(squares))
+        if full_square > 0.0:
+            error = np.sqrt(mean_square / full_square)
+        else:
+            error = np.inf if mean_square else 0.0
 
         def draw(seed: int, m: int = m) -> None:
             sampler.sample(work.h, m, exclude=exclude, shared=shared, rng=seed)
@@ -176,12 +185,13 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
     """
     labels = work.bias_examples[1]
     norms = np.empty(0)
+
     while True:
-        next_examples = slice(
-            len(norms), min(max(2 * len(norms), _NUM_FIRST_BIAS_EXAMPLES), len(labels))
-        )
+        # double the number of examples in each round
+        stop = min(max(2 * len(norms), _NUM_FIRST_BIAS_EXAMPLES), len(labels))
+        next_examples = slice(len(norms), stop)
         proposal = q if len(q) == 1 else q[next_examples]
-        exact = exact_bias(
+        result = exact_bias(
             work.bias_logits[next_examples],
             labels[next_examples],
             proposal,
@@ -189,11 +199,15 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
             scheme=scheme,
             executor=work.executor,
         )
-        norms = np.append(norms, np.abs(exact.bias).sum(axis=1))
+
+        norms = np.append(norms, np.abs(result.bias).sum(axis=1))
         mean = float(norms.mean())
         stderr = float(norms.std(ddof=1) / np.sqrt(len(norms))) if len(norms) > 1 else np.inf
-        decided = work.largest_bias is None or abs(mean - work.largest_bias) > _NUM_STDERRS * stderr
-        if decided or len(norms) == len(labels):
+
+        is_decided = (
+            work.largest_bias is None or abs(mean - work.largest_bias) > _NUM_STDERRS * stderr
+        )
+        if is_decided or len(norms) == len(labels):
             return mean, stderr
 
 
@@ -231,35 +245,39 @@ def find_crossover(
 
     # The time of a full step is linear in the number of classes, and the time of a sampled step
     # nearly constant. So the ratio of the two measured times gives a good first guess of the class
-    # count. The secant method, for the log time ratio as a function of the log class count, then
-    # converges fast.
-    last_size = n
+    # count. From there, the secant method converges fast; it is applied to the log time ratio as a
+    # function of the log class count.
+    previous_size = n
     log_time_ratio = np.log(full.step_seconds / setting.step_seconds)
-    guess = last_size * np.exp(-log_time_ratio)
+    guess = previous_size * np.exp(-log_time_ratio)
     max_size = max(n, _MAX_VECTOR_ENTRIES // d)
 
     for _ in range(_MAX_SECANT_STEPS):
         size = round(float(np.clip(guess, m // 2 + 2, max_size)))
         # for a smaller change of the class count, the slope would be dominated by timing noise
-        if abs(np.log(size / last_size)) < _MIN_LOG_SIZE_RATIO:
+        if abs(np.log(size / previous_size)) < _MIN_LOG_SIZE_RATIO:
             break
+
         ids = np.arange(size) * n // size
         resized = replace(work, rows=work.rows[ids], labels=work.labels * size // n)
 
         # plus 1, because the counts of a subset might all be 0
         counts = None if inputs.counts is None else inputs.counts[ids] + 1.0
-        made_from = replace(inputs, class_embeddings=resized.rows, counts=counts)
-        sampler = make_sampler(str(setting.sampler), made_from)
-        sampled = _min_step_seconds(resized.make_layer(loss, sampler, m, setting.shared), resized)
-        new_log_time_ratio = np.log(
-            _min_step_seconds(resized.make_layer("full", None, None, False), resized) / sampled
+        resized_inputs = replace(inputs, class_embeddings=resized.rows, counts=counts)
+        sampler = make_sampler(str(setting.sampler), resized_inputs)
+        sampled_seconds = _min_step_seconds(
+            resized.make_layer(loss, sampler, m, setting.shared), resized
         )
-        slope = (new_log_time_ratio - log_time_ratio) / np.log(size / last_size)
-        last_size = size
+        full_seconds = _min_step_seconds(resized.make_layer("full", None, None, False), resized)
+        new_log_time_ratio = np.log(full_seconds / sampled_seconds)
+
+        slope = (new_log_time_ratio - log_time_ratio) / np.log(size / previous_size)
+        previous_size = size
         log_time_ratio = new_log_time_ratio
         guess = size * np.exp(-new_log_time_ratio / max(slope, _MIN_SLOPE))
 
-    return round(float(guess)) if guess <= max_size and log_time_ratio > -_MIN_SLOPE else None
+    is_in_range = guess <= max_size and log_time_ratio > -_MIN_SLOPE
+    return round(float(guess)) if is_in_range else None
 
 
 def _min_call_seconds(function: Callable[[int], Any]) -> float:
@@ -273,6 +291,7 @@ def _min_call_seconds(function: Callable[[int], Any]) -> float:
         spent = sum(times[1:])
         if spent > _MIN_TIMED_SECONDS and k > _MIN_TIMED_CALLS or spent > _MAX_TIMED_SECONDS:
             break
+
         start = perf_counter()
         function(k)
         times.append(perf_counter() - start)

@@ -25,7 +25,7 @@ PILOT_SETTINGS: dict[str, Any] = {
 }
 LOSSES_OF_AUTO = ("sampled", "sampled-masked")  # losses whose bias `tune` measures
 CANDIDATES = ("unigram", "clusters")  # samplers that are measured
-DRAWS = (100, 300, 1000)  # numbers of draws that are measured; fewer are too noisy for training
+DRAWS = (100, 300, 1000)  # numbers of draws that are measured; fewer are too noisy
 # max L1 bias on the vectors of the pilot; small, because the bias more than doubles in the training
 # after the pilot
 LARGEST_BIAS = 0.02
@@ -75,23 +75,30 @@ def choose_settings(
     full softmax is the fastest. If the chosen draws are shared by a batch, the loss is the masked
     form of `loss`.
     """
-    masked = LOSSES[loss].masked or loss
-    n = len(inputs["class_embeddings"])
+    masked_loss = LOSSES[loss].masked or loss
+    num_classes = len(inputs["class_embeddings"])
+    samplers = CANDIDATES if any_is_auto(sampler) else [sampler]
+    draw_counts = [num_sampled]
+    if any_is_auto(num_sampled):
+        draw_counts = [m for m in DRAWS if m < num_classes] or [DRAWS[0]]
+
     report = tune(
         **inputs,
-        samplers=CANDIDATES if any_is_auto(sampler) else [sampler],
-        num_sampled=[m for m in DRAWS if m < n] or DRAWS[:1]
-        if any_is_auto(num_sampled)
-        else [num_sampled],
-        masked=loss == masked,
+        samplers=samplers,
+        num_sampled=draw_counts,
+        masked=loss == masked_loss,
         largest_bias=LARGEST_BIAS,
         thorough=False,
         **options,
     )
-    best = report.best
 
+    best = report.best
+    if best.sampler is None:
+        loss = "full"
+    elif best.shared:
+        loss = masked_loss
     return {
-        "loss": "full" if best.sampler is None else masked if best.shared else loss,
+        "loss": loss,
         "sampler": best.sampler,
         "num_sampled": best.num_sampled,
         "shared": best.shared,

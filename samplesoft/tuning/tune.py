@@ -142,26 +142,31 @@ def tune(
     rows = as_float_rows("class_embeddings", class_embeddings)
     contexts = as_float_rows("h", h, rows.shape[1], rows.dtype)
     ids = as_labels("labels", labels, len(rows), (len(contexts),))
-    unit = have_unit_norm(rows, contexts)
-    tau = as_tau(tau, unit)
-    names = [
+    unit_vectors = have_unit_norm(rows, contexts)
+    tau = as_tau(tau, unit_vectors)
+
+    sampler_names = [
         as_choice("samplers", name, SAMPLERS) for name in _as_nonempty_list("samplers", samplers)
     ]
-    sizes = [as_count("num_sampled", m) for m in _as_nonempty_list("num_sampled", num_sampled)]
+    draw_counts = [
+        as_count("num_sampled", m) for m in _as_nonempty_list("num_sampled", num_sampled)
+    ]
     if len(rows) < 2:
         raise ValueError("`class_embeddings` must hold at least 2 classes, got 1.")
 
-    size = len(contexts) if batch is None else as_count("batch", batch)
-    limit = None if seconds is None else as_positive("seconds", seconds)
+    batch_size = len(contexts) if batch is None else as_count("batch", batch)
+    max_seconds = None if seconds is None else as_positive("seconds", seconds)
     largest_bias = as_positive("largest_bias", largest_bias)
     sharing_modes = (False, True) if shared is None else (as_flag("shared", shared),)
+
     if not as_flag("thorough", thorough):
-        if limit is not None:
+        if max_seconds is not None:
             raise ValueError(
                 "`thorough` must be True with `seconds`, within which more draws may have the "
                 "least error, got False; leave one of them out."
             )
-        sizes.sort()  # more draws are slower: once a number is too slow, larger ones are skipped
+        # more draws are slower: if a number of draws is too slow, larger numbers are skipped
+        draw_counts.sort()
         sharing_modes = sharing_modes[::-1]  # the faster mode first
 
     key = stream_key(rng)
@@ -171,63 +176,69 @@ def tune(
     order = np.random.default_rng(int(key)).permutation(len(contexts))
     num_bias_examples = min(max(MAX_BIAS_LOGITS // len(rows), MIN_BIAS_EXAMPLES), MAX_BIAS_EXAMPLES)
     bias_examples = order[:num_bias_examples]
-    batch_examples = np.resize(order, size)
-    examples = contexts[bias_examples], ids[bias_examples]
-    logits = tau * contexts[bias_examples].astype(np.float64) @ rows.T.astype(np.float64)
-    bias = largest_bias if limit is None else None
+    batch_examples = np.resize(order, batch_size)
+    bias_contexts = contexts[bias_examples]
+    bias_logits = tau * bias_contexts.astype(np.float64) @ rows.T.astype(np.float64)
+    max_bias = largest_bias if max_seconds is None else None
     masked = as_flag("masked", masked)
-    work = Workload(
+
+    workload = Workload(
         rows=rows,
         h=contexts[batch_examples],
         labels=ids[batch_examples],
         tau=tau,
-        unit_vectors=unit,
+        unit_vectors=unit_vectors,
         masked=masked,
-        bias_logits=logits,
-        bias_examples=examples,
-        largest_bias=bias,
+        bias_logits=bias_logits,
+        bias_examples=(bias_contexts, ids[bias_examples]),
+        largest_bias=max_bias,
         executor=workers,
     )
-    features: dict[str, Any] = {"nu": nu, "num_features": num_features}
-    inputs = SamplerInputs(rows, counts, tau=tau, **features, rng=int(key), h=contexts)
-    full, gradient = measure_full_softmax(work)
-    settings: list[Setting] = [full]
-    reasons = {name: _reason_to_leave_out(SAMPLERS[name], inputs, unit) for name in names}
-    left_out = {name: why for name, why in reasons.items() if why}
-    remaining = [name for name in names if name not in left_out]
-    total = len(sharing_modes) * len(remaining) * len(sizes)
-    shown = as_flag("progress", progress)
+    feature_options: dict[str, Any] = {"nu": nu, "num_features": num_features}
+    inputs = SamplerInputs(rows, counts, tau=tau, **feature_options, rng=int(key), h=contexts)
+    full, full_gradient = measure_full_softmax(workload)
 
-    with progress_bar(shown, total=total, unit="setting", desc="tune") as bar:
+    settings: list[Setting] = [full]
+    reasons = {
+        name: _reason_to_leave_out(SAMPLERS[name], inputs, unit_vectors) for name in sampler_names
+    }
+    left_out = {name: reason for name, reason in reasons.items() if reason}
+    remaining = [name for name in sampler_names if name not in left_out]
+
+    total = len(sharing_modes) * len(remaining) * len(draw_counts)
+    show_progress = as_flag("progress", progress)
+    with progress_bar(show_progress, total=total, unit="setting", desc="tune") as bar:
         # each sampler is made once for all its settings, because construction may be expensive
         for name in remaining:
             sampler = make_sampler(name, inputs)
             for is_shared in sharing_modes:
-                for setting in measure_sampler(name, sampler, is_shared, sizes, work, gradient):
+                for setting in measure_sampler(
+                    name, sampler, is_shared, draw_counts, workload, full_gradient
+                ):
                     bar.set_postfix(sampler=name, m=setting.num_sampled)
                     bar.update()
                     settings.append(setting)
                     if not thorough and _more_draws_are_useless(setting, settings, largest_bias):
                         break
 
-    settings.sort(key=lambda one: one.step_seconds)
-    best = best_setting(settings, largest_bias, limit)
+    settings.sort(key=lambda setting: setting.step_seconds)
+    best = best_setting(settings, largest_bias, max_seconds)
     report = TuneReport(
-        tuple(settings), best, bias, limit, len(rows), rows.shape[1], size, left_out
+        tuple(settings), best, max_bias, max_seconds, len(rows), rows.shape[1], batch_size, left_out
     )
     if not thorough or report.contender is None:
         return report
-
-    return replace(report, crossover=find_crossover(report.contender, full, work, inputs))
+    return replace(report, crossover=find_crossover(report.contender, full, workload, inputs))
 
 
 def _more_draws_are_useless(setting: Setting, settings: list[Setting], largest_bias: float) -> bool:
     """Return whether more draws than in `setting` cannot be the fastest with an allowed bias.
 
-    This is so if `setting` is not faster than the fastest of `settings` with an allowed bias.
+    More draws take longer. So they cannot be the fastest if `setting` is not faster than the
+    fastest of `settings` with an allowed bias.
     """
     return setting.step_seconds >= min(
-        one.step_seconds for one in settings if one.bias_plus_two_stderrs <= largest_bias
+        other.step_seconds for other in settings if other.bias_plus_two_stderrs <= largest_bias
     )
 
 
@@ -238,14 +249,16 @@ def best_setting(settings: list[Setting], largest_bias: float, seconds: float | 
     setting with the smallest error whose step takes at most this time.
     """
     if seconds is None:
-        return next(one for one in settings if one.bias_plus_two_stderrs <= largest_bias)
-    within = [one for one in settings if one.step_seconds <= seconds]
-    if not within:
+        return next(
+            setting for setting in settings if setting.bias_plus_two_stderrs <= largest_bias
+        )
+    fast_settings = [setting for setting in settings if setting.step_seconds <= seconds]
+    if not fast_settings:
         raise ValueError(
             f"`seconds` must allow a setting, got {seconds:g}: the quickest, {settings[0].title}, "
             f"takes {settings[0].step_seconds:.3g} s a step; allow more, or take a smaller `batch`."
         )
-    return min(within, key=lambda one: one.error)
+    return min(fast_settings, key=lambda setting: setting.error)
 
 
 def _as_nonempty_list(name: str, values: Any) -> list[Any]:
@@ -259,8 +272,8 @@ def _as_nonempty_list(name: str, values: Any) -> list[Any]:
     return distinct
 
 
-def _reason_to_leave_out(spec: SamplerSpec, inputs: SamplerInputs, unit: bool) -> str:
-    """Return the reason why a sampler cannot be measured, or an empty string if it can."""
+def _reason_to_leave_out(spec: SamplerSpec, inputs: SamplerInputs, unit_vectors: bool) -> str:
+    """Return the reason why a sampler cannot be measured, or "" if it can be."""
     if not spec.every_class:
         return "draws among candidates that are others in each step"
-    return spec.reason_if_inputs_lack(inputs, unit)
+    return spec.reason_if_inputs_lack(inputs, unit_vectors)
