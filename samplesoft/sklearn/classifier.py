@@ -63,7 +63,7 @@ from samplesoft.training.resolved import scores_all_classes
 from samplesoft.tuning.report import TuneReport
 from samplesoft.tuning.tune import tune
 
-_MAX_QUOTED_CHARACTERS = 500  # max number of characters that are quoted of another error's message
+_MAX_QUOTED_CHARACTERS = 500  # max length of a quoted error message
 _EVAL_SET_REMEDY = (
     "a pipeline transforms no inputs of an `eval_set`, or its labels too: pass `X_val` and `y_val` "
     "to it, which has transform_input=['X_val']."
@@ -397,14 +397,15 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             X = self._checked_example_inputs(X, y, reset=not continues)
             codec = self._learner.codec if continues else infer_codec(y)
             codes = codec.encode(y)
-            labelled_ids = np.unique(example_and_class_indices(codes)[0])
-            if not len(labelled_ids):
+
+            all_labelled_rows = np.unique(example_and_class_indices(codes)[0])
+            if not len(all_labelled_rows):
                 raise ValueError("`y` must hold a label for at least one example, got none.")
 
             sample_weight = check_sample_weight(sample_weight, X.shape[0])
             weights_by_class = class_weights(self.class_weight, codec, codes, sample_weight)
             weights = example_weights(weights_by_class, codes, sample_weight)
-            labelled_rows = labelled_ids[sample_weight[labelled_ids] > 0.0]
+            labelled_rows = all_labelled_rows[sample_weight[all_labelled_rows] > 0.0]
             train_rows = np.flatnonzero(weights)  # examples of weight 0 are left out
             if not len(train_rows):
                 name = "class_weight" if len(labelled_rows) else "sample_weight"
@@ -415,9 +416,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             validation = self._checked_eval_set(eval_set, X_val, y_val, codec)
             if continues:
                 require_same_model(self, resolve_settings(self, codec, len(train_rows)).model)
-            else:  # make a new model, whose dtype and number of inputs are those of `X`
+            else:
+                # make a new model, with the dtype and the number of inputs of `X`
                 counts = class_counts(codes, len(codec.classes), sample_weight)
                 seed = self._new_seed()
+
                 self.__dict__.pop("auto_choice_", None)
                 if needs_pilot(self, len(codec.classes)):
                     examples = Examples(X, codes, weights)
@@ -429,7 +432,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 X = canonical_inputs(X)
                 self._learner.row_norm = mean_row_norm(X, train_rows)
 
-            self.num_unlabeled_ = X.shape[0] - len(labelled_ids)
+            self.num_unlabeled_ = X.shape[0] - len(all_labelled_rows)
             if self.num_unlabeled_:
                 warnings.warn(
                     f"{self.num_unlabeled_:,} of {X.shape[0]:,} examples are without a label and "
@@ -437,7 +440,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     stacklevel=2,
                 )
 
-            learner, calibration_rows = self._learner, labelled_rows[:0]
+            # hold out examples for validation scores, or for calibration
+            learner = self._learner
+            calibration_rows = labelled_rows[:0]
             if validation is None and self.early_stopping:
                 # `class_weight` does not apply to validation scores, so all labelled rows are split
                 remaining, held_out = learner.split_for_validation(
@@ -502,7 +507,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         UserWarning
             If `num_sampled` is more than there are classes, in the first call.
         """
-        if is_dask(X):  # one step for each block, so that one block is in memory at a time
+        # one step for each block, so that only one block is in memory at a time
+        if is_dask(X):
             if not is_dask(y):
                 raise TypeError(f"`y` must be of Dask where `X` is, got {type(y).__name__}.")
 
@@ -561,10 +567,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
             weights_by_class = class_weights(self.class_weight, codec, codes, sample_weight)
             weights = example_weights(weights_by_class, codes, sample_weight)
+
             rows = np.flatnonzero(weights)
             if len(rows):
                 if not self._learner.steps_taken:  # earlier batches, if any, had weight 0
                     self._learner.row_norm = mean_row_norm(X, rows)
+
                 row_norm = self._learner.row_norm
                 optimizer = self._learner.optimizer
                 resolved = resolve_settings(self, codec, len(rows), row_norm=row_norm)
@@ -599,6 +607,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         X = self._checked_fitted_inputs(X)
         if not self._learner.codec.multilabel:
             return self.classes_[self.model_.top_k(X, 1)[0][:, 0]]
+
         # chunk by chunk, so that no matrix of all probabilities is needed
         chosen = [sparse.csr_array(proba >= 0.5) for _, proba in self._learner.probabilities(X)]
         matrix = sparse.csr_array(sparse.vstack(chosen, format="csr"))
@@ -701,6 +710,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """
         X = self._checked_fitted_inputs(X)
         out = self._gather_chunks(X.shape[0], self._learner.scores(X))
+
         # for two classes, scikit-learn expects the difference of the scores
         if len(self.classes_) == 2 and not self._learner.codec.multilabel:
             difference: NDArray[Any] = out[:, 1] - out[:, 0]
@@ -736,6 +746,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             check_is_fitted(self)
             kinds = [(len(self.classes_), np.float64)]
             return next(self._map_blocks(X, "predict_proba", kinds))
+
         X = self._checked_fitted_inputs(X)
         return self._gather_chunks(X.shape[0], self._learner.probabilities(X))
 
@@ -768,6 +779,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         check_consistent_length(predicted, y)
         codec = self._learner.codec
         codes, targets = (codec.encode(labels, unseen=True) for labels in (predicted, y))
+
         if codec.multilabel:  # correct if the two rows have the same labels
             is_correct = np.diff(sparse.csr_array(codes != targets).indptr) == 0
         else:
@@ -925,7 +937,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 )
 
             X_val, y_val = eval_set
-            name, remedy = "eval_set", _EVAL_SET_REMEDY
+            name = "eval_set"
+            remedy = _EVAL_SET_REMEDY
         elif eval_set is not None or X_val is None or y_val is None:
             names = {"eval_set": eval_set, "X_val": X_val, "y_val": y_val}
             raise ValueError(
@@ -933,7 +946,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 f"{' and '.join(name for name, value in names.items() if value is not None)}."
             )
         else:
-            name, remedy = "X_val` and `y_val` as `eval_set", _X_VAL_REMEDY
+            name = "X_val` and `y_val` as `eval_set"
+            remedy = _X_VAL_REMEDY
 
         try:
             X = self._checked_example_inputs(X_val, y_val, reset=False)
@@ -964,9 +978,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             learner = ClassifierTask(
                 codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer
             )
-
         self._set_learner(learner)
-        m, n = self.num_sampled, len(codec.classes)
+
+        m = self.num_sampled
+        n = len(codec.classes)
         if (
             isinstance(m, (int, np.integer))
             and m > n
@@ -981,45 +996,51 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     def _set_learner(self, learner: ClassifierTask) -> None:
         """Set the learner, and the attributes `classes_` and `model_`."""
         self._learner = learner
-        self.classes_, self.model_ = learner.codec.classes, learner.model
+        self.classes_ = learner.codec.classes
+        self.model_ = learner.model
 
     def _map_blocks(self, X: Any, method: str, columns_and_dtypes: Any, *args: Any) -> Any:
-        """Call a method on each block of rows of `X`; yield each of its results as a Dask array.
+        """Call a method on each block of rows of `X`, and yield its results as Dask arrays.
 
-        `columns_and_dtypes` has the number of columns and the dtype of each result. `args` are
-        further arguments of the method.
+        `columns_and_dtypes` has the number of columns and the dtype of each array that the method
+        returns. `args` are further arguments of the method.
         """
-        da, delayed = import_module("dask.array"), import_module("dask").delayed
-        # delayed once for all blocks, so that the model is sent to each worker once
-        call = delayed(getattr(self, method), traverse=False)
-        results = [call(block, *args) for block in row_blocks(X)]
-        sizes = X.chunks[0] if hasattr(X, "chunks") else [np.nan] * len(results)
+        dask_array = import_module("dask.array")
+        delayed = import_module("dask").delayed
 
-        for position, (columns, dtype) in enumerate(columns_and_dtypes):
-            columns_of_blocks = [
-                result[position] if len(columns_and_dtypes) > 1 else result for result in results
+        # delayed once for all blocks, so that the model is sent to each worker once
+        call_method = delayed(getattr(self, method), traverse=False)
+        results = [call_method(block, *args) for block in row_blocks(X)]
+        block_lengths = X.chunks[0] if hasattr(X, "chunks") else [np.nan] * len(results)
+
+        for index, (num_columns, dtype) in enumerate(columns_and_dtypes):
+            outputs = [
+                result[index] if len(columns_and_dtypes) > 1 else result for result in results
             ]
-            blocks = zip(columns_of_blocks, sizes, strict=True)
-            yield da.concatenate([da.from_delayed(p, (rows, columns), dtype) for p, rows in blocks])
+            blocks = [
+                dask_array.from_delayed(output, (num_rows, num_columns), dtype)
+                for output, num_rows in zip(outputs, block_lengths, strict=True)
+            ]
+            yield dask_array.concatenate(blocks)
 
     def _gather_chunks(
-        self, num: int, chunks: Iterable[tuple[slice, NDArray[Any]]]
+        self, num_rows: int, chunks: Iterable[tuple[slice, NDArray[Any]]]
     ) -> NDArray[Any]:
-        """Return an array (num, n) of scores or probabilities that are computed in chunks.
+        """Return an array (num_rows, n) of scores or probabilities that are computed in chunks.
 
         `chunks` yields slices of rows and their values. Raises MemoryError before any computation
         if the array does not fit in memory.
         """
         n = len(self.classes_)
         require_bytes(
-            f"{num:,} inputs times {n:,} classes",
-            8 * num * n,
+            f"{num_rows:,} inputs times {n:,} classes",
+            8 * num_rows * n,
             "pass fewer inputs at a time, or take predict_topk",
         )
-        out = np.empty((num, n))
+
+        out = np.empty((num_rows, n))
         for chunk, values in chunks:  # the iterator computes each chunk on demand
             out[chunk] = values
-
         return out
 
 

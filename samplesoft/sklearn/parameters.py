@@ -20,17 +20,21 @@ def check_parameters(classifier: Any) -> None:
     for name in ("max_iter", "batch_size", "n_iter_no_change"):
         if name != "max_iter" or classifier.max_iter is not None:
             as_count(name, getattr(classifier, name))
+
     as_choice("optimizer", classifier.optimizer, OPTIMIZERS)
     if classifier.learning_rate is not None:
         as_positive("learning_rate", classifier.learning_rate)
     as_choice("schedule", classifier.schedule, SCHEDULES)
     as_nonnegative("warmup", classifier.warmup, below=1.0)
     as_nonnegative("tol", classifier.tol)
+
     fraction = as_positive("validation_fraction", classifier.validation_fraction)
     if fraction >= 1.0:
         raise ValueError(f"`validation_fraction` must be less than 1, got {fraction}.")
+
     for name in ("average", "calibrate", "early_stopping", "warm_start"):
         as_flag(name, getattr(classifier, name))
+
     loss_names = [name for name, spec in LOSSES.items() if spec.classifier]
     as_choice("loss", classifier.loss, loss_names)
 
@@ -74,7 +78,7 @@ def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -
     return FitSettings(
         model=model,
         batch_size=classifier.batch_size,
-        # if there is only one class, one epoch is enough, because there is nothing to learn
+        # with only one class there is nothing to learn, so that one epoch is enough
         epochs=classifier.max_iter if num_classes > 1 else 1,
         optimizer=classifier.optimizer,
         learning_rate=classifier.learning_rate,
@@ -107,21 +111,20 @@ def require_same_model(classifier: Any, current: LinearSoftmaxSettings) -> None:
     learner = classifier._learner
     new_values = {**vars(current), "optimizer": classifier.optimizer}
     old_values = {**vars(classifier.model_.settings), "optimizer": learner.optimizer_name}
+
+    # values are compared by identity first, because == of a user's sampler may do anything
     names = classifier.get_params(deep=False)
     changed = [
         name
         for name in new_values
-        # compare by identity first, because == of a user's sampler may do anything
         if name in names
         and new_values[name] is not old_values[name]
         and new_values[name] != old_values[name]
     ]
-
     if changed:
         raise ValueError(
             f"the model was made with other {', '.join(changed)}: got "
             f"{', '.join(repr(new_values[name]) for name in changed)}, and it has "
             f"{', '.join(repr(old_values[name]) for name in changed)}; call fit without "
-            "warm_start, "
-            "or set them back."
+            "warm_start, or set them back."
         )

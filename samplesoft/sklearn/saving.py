@@ -51,18 +51,21 @@ _LEARNER_FIELDS = {
 def write_classifier(path: str | Path, classifier: Any) -> None:
     """Write a fitted classifier to the file `path`; see `SampledSoftmaxClassifier.save`."""
     learner = classifier._learner
-    codec, model = learner.codec, learner.model
+    codec = learner.codec
+    model = learner.model
+
     for sampler in (classifier.sampler, model.settings.sampler):
         if sampler is not None and not isinstance(sampler, str):
             raise TypeError(
                 f"`sampler` must be a name to be saved, got {short_repr(sampler)}; give it a name "
-                "in "
-                "samplesoft.samplers.SAMPLERS and fit with that, or pickle the classifier."
+                "in samplesoft.samplers.SAMPLERS and fit with that, or pickle the classifier."
             )
 
     parameters = storable_parameters(classifier.get_params())
-    if isinstance(parameters["class_weight"], dict):  # as a list, because JSON keys are text
+    # as a list, because JSON keys are text
+    if isinstance(parameters["class_weight"], dict):
         parameters["class_weight"] = list(parameters["class_weight"].items())
+
     names = getattr(classifier, "feature_names_in_", None)
     class_config, classes = classes_to_store(codec.classes)
     config = {
@@ -76,6 +79,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "optimizer": learner.optimizer_name,
         "feature_names": None if names is None else list(names),
     }
+
     resolved = getattr(classifier, "resolved_", None)
     values = {
         "resolved": None if resolved is None else resolved.stored(),
@@ -87,12 +91,13 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         },
         "calibrated": learner.calibrated,
     }
-    parts = {
+
+    array_groups = {
         "parameters": model.parameters,
         "optimizer": learner.optimizer.state(),
         "state": model.state(),
     }
-    arrays = {**classes, "counts": learner.counts, **with_prefixes(parts, "/")}
+    arrays = {**classes, "counts": learner.counts, **with_prefixes(array_groups, "/")}
     write_checkpoint(path, Checkpoint(plain(config), plain(values), arrays))
 
 
@@ -106,7 +111,9 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTas
         if isinstance(parameters["class_weight"], list):
             parameters["class_weight"] = dict(parameters["class_weight"])
         classifier = make(**parameters)
-        model_config, learner_values = config["linear_softmax"], values["learner"]
+
+        model_config = config["linear_softmax"]
+        learner_values = values["learner"]
         classes = stored_classes(config, arrays)
         if classes is None:
             raise ValueError("there are no classes")
@@ -126,11 +133,13 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTas
         learner.model.softmax.refresh()
         learner.model.load_state(array_group("state", arrays))
         learner.optimizer.load_state(array_group("optimizer", arrays))
+
         vars(learner).update(
             {attribute: learner_values[name] for name, attribute in _LEARNER_FIELDS.items()}
         )
         if values["calibrated"] is not None:
             learner.calibrated = type(learner.calibration)(*values["calibrated"])
+
         fitted = {
             name: values["fitted"][name] for name in _FITTED_ATTRIBUTES if name in values["fitted"]
         }
