@@ -68,9 +68,9 @@ class ArrayArchive:
 def open_arrays(path: str | Path, expected: str, remedy: str) -> Iterator[BinaryIO]:
     """Open a file of NumPy arrays, as a context manager that yields the binary stream.
 
-    The body must only read arrays, because any exception in it counts as a damaged file. It becomes
-    a ValueError which says that the file must be `expected`, and gives the `remedy`. Only
-    FileNotFoundError and MemoryError are raised as such.
+    The body must only read arrays, because any exception in it is taken for a damaged file, and
+    raised as a ValueError. The message says that the file must be `expected`, and ends with the
+    `remedy`. Only FileNotFoundError and MemoryError are not converted.
     """
     try:
         with warnings.catch_warnings(), _open_for_reading(path) as stream:

@@ -17,9 +17,9 @@ from samplesoft._validation import as_count
 MAX_LINE_CHARACTERS = 1 << 24
 _PIECE_CHARACTERS = 1 << 20  # characters read at a time
 _CHARACTERS_BETWEEN_CHECKS = 1 << 24  # characters read between two checks of the available memory
-_MAX_DIGITS = 25  # more digits than in any number that is allowed in a file
+_MAX_DIGITS = 25  # more digits than any allowed number has
 # imported on demand, because some builds of Python lack one of these modules
-_MODULE_OF_SUFFIX = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
+_MODULE_BY_SUFFIX = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
     decompressed or decoded, either on opening or while the body reads it.
     """
     name = str(path)
-    module = import_module(_MODULE_OF_SUFFIX.get(Path(name).suffix, "io"))
+    module = import_module(_MODULE_BY_SUFFIX.get(Path(name).suffix, "io"))
     damaged_file_errors = (OSError, EOFError, zlib.error, getattr(module, "LZMAError", OSError))
 
     try:

@@ -18,11 +18,11 @@ UNK = "<unk>"
 MAX_WORD_CHARACTERS = 10**6  # max number of characters in a word
 STDLIB_TOKENS = 2_000_000  # default number of tokens from the standard library
 
-_NOT_LIBRARY = frozenset(
+_SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 )
 # The token of a line end includes the blank lines that follow, so that <eos> is not repeated.
-_TOKEN = re.compile(
+_TOKEN_PATTERN = re.compile(
     r"\n\s*|[^\W\d]\w*|\d[\w.]*|\*\*=?|//=?|>>=?|<<=?|->|\.\.\.|[-+*/%&|^@:=!<>]=|[^\w\s]"
 )
 
@@ -128,13 +128,13 @@ def stdlib_tokens(max_tokens: int = STDLIB_TOKENS) -> list[str]:
 
     paths = []
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in _NOT_LIBRARY]
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
 
     tokens: list[str] = []
     for path in sorted(paths):
         source = path.read_bytes().decode("utf-8", errors="replace").strip()
-        tokens += [EOS if token[0] == "\n" else token for token in _TOKEN.findall(source)]
+        tokens += [EOS if token[0] == "\n" else token for token in _TOKEN_PATTERN.findall(source)]
         tokens.append(EOS)
         if len(tokens) >= max_tokens:
             return tokens[:max_tokens]

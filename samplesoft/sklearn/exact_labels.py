@@ -128,6 +128,7 @@ def require_one_kind(name: str, labels: Iterable[Any]) -> None:
         for kind in set(map(type, labels))
     }
     bools = {kind.__name__ for kind in _BOOLS}
+
     if len(kinds) > 1 and (kinds & set(_TEXT_KINDS.values()) or (kinds & bools and kinds - bools)):
         first_kind, second_kind, *_ = sorted(
             kinds, key=lambda kind: (kind != "text", kind in bools, kind)

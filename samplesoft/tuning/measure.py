@@ -100,7 +100,7 @@ class Workload:
     h: Rows  # (B, d): contexts of the batch of a timed step
     labels: IntArray  # (B,): labels of this batch
     tau: float  # inverse temperature
-    unit_vectors: bool  # whether all vectors have norm 1; the layer then normalises them
+    unit_vectors: bool  # whether vectors have norm 1; the layer then normalises them
     # whether separate draws for an example may contain its label, with weight 0
     masked: bool
     bias_logits: FloatArray  # (E, n): logits of the bias examples
@@ -121,11 +121,13 @@ class Workload:
         return SoftmaxLayer(self.rows, loss, sampler, m, shared=None if sampler is None else shared)
 
 
-def measure_full_softmax(work: Workload) -> tuple[Setting, FloatArray]:
+def measure_full_softmax(workload: Workload) -> tuple[Setting, FloatArray]:
     """Measure the full softmax; return its `Setting`, and its gradient in the contexts (B, d)."""
-    layer = work.make_layer("full", None, None, False)
-    gradient = _context_gradient(layer, work, 0)
-    return Setting(None, False, None, 0.0, 0.0, 0.0, 0.0, _min_step_seconds(layer, work)), gradient
+    layer = workload.make_layer("full", None, None, False)
+    gradient = _context_gradient(layer, workload, 0)
+    return Setting(
+        None, False, None, 0.0, 0.0, 0.0, 0.0, _min_step_seconds(layer, workload)
+    ), gradient
 
 
 def measure_sampler(
@@ -133,21 +135,21 @@ def measure_sampler(
     sampler: Sampler,
     shared: bool,
     draw_counts: list[int],
-    work: Workload,
+    workload: Workload,
     full_gradient: FloatArray,
 ) -> Iterator[Setting]:
     """Measure a sampler; yield a `Setting` for each number of draws m in `draw_counts`.
 
     `full_gradient` (B, d) is the gradient of the full softmax in the contexts of the batch.
     """
-    h, labels = work.bias_examples
+    h, labels = workload.bias_examples
     # if draws may contain the label of an example, these accidental hits are masked
-    masks = shared or work.masked
+    masks = shared or workload.masked
     scheme, loss = ("masked", "sampled-masked") if masks else ("negatives", "sampled")
-    exclude = None if masks else work.labels
+    exclude = None if masks else workload.labels
 
     if shared:
-        q = sampler.probs(work.h, shared=True)
+        q = sampler.probs(workload.h, shared=True)
     else:
         q = sampler.probs(h, exclude=None if masks else labels)
 
@@ -155,12 +157,12 @@ def measure_sampler(
     full_square = float((full_gradient**2).sum())
 
     for m in draw_counts:
-        bias, bias_stderr = _mean_bias(work, q, m, scheme)
-        layer = work.make_layer(loss, sampler, m, shared)
+        bias, bias_stderr = _mean_bias(workload, q, m, scheme)
+        layer = workload.make_layer(loss, sampler, m, shared)
 
         # mean square error over independent draws, from both bias and noise
         squares = [
-            ((_context_gradient(layer, work, k) - full_gradient) ** 2).sum()
+            ((_context_gradient(layer, workload, k) - full_gradient) ** 2).sum()
             for k in range(_NUM_GRADIENTS)
         ]
         mean_square = float(np.mean(squares))
@@ -170,20 +172,20 @@ def measure_sampler(
             error = np.inf if mean_square else 0.0
 
         def draw(seed: int, m: int = m) -> None:
-            sampler.sample(work.h, m, exclude=exclude, shared=shared, rng=seed)
+            sampler.sample(workload.h, m, exclude=exclude, shared=shared, rng=seed)
 
         draw_seconds = _min_call_seconds(draw)
-        step_seconds = _min_step_seconds(layer, work)
+        step_seconds = _min_step_seconds(layer, workload)
         yield Setting(name, shared, m, bias, bias_stderr, float(error), draw_seconds, step_seconds)
 
 
-def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[float, float]:
+def _mean_bias(workload: Workload, q: FloatArray, m: int, scheme: str) -> tuple[float, float]:
     """Return the mean over examples of the L1 norm of the bias, and the mean's standard error.
 
     `q` is the proposal, (1, n) for all examples or (E, n). Examples are added until the mean is
-    clearly above or below ``work.largest_bias``, or all of them have been used.
+    clearly above or below ``workload.largest_bias``, or all of them have been used.
     """
-    labels = work.bias_examples[1]
+    labels = workload.bias_examples[1]
     norms = np.empty(0)
 
     while True:
@@ -192,12 +194,12 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
         next_examples = slice(len(norms), stop)
         proposal = q if len(q) == 1 else q[next_examples]
         result = exact_bias(
-            work.bias_logits[next_examples],
+            workload.bias_logits[next_examples],
             labels[next_examples],
             proposal,
             m,
             scheme=scheme,
-            executor=work.executor,
+            executor=workload.executor,
         )
 
         norms = np.append(norms, np.abs(result.bias).sum(axis=1))
@@ -205,24 +207,25 @@ def _mean_bias(work: Workload, q: FloatArray, m: int, scheme: str) -> tuple[floa
         stderr = float(norms.std(ddof=1) / np.sqrt(len(norms))) if len(norms) > 1 else np.inf
 
         is_decided = (
-            work.largest_bias is None or abs(mean - work.largest_bias) > _NUM_STDERRS * stderr
+            workload.largest_bias is None
+            or abs(mean - workload.largest_bias) > _NUM_STDERRS * stderr
         )
         if is_decided or len(norms) == len(labels):
             return mean, stderr
 
 
-def _context_gradient(layer: SoftmaxLayer, work: Workload, seed: int) -> FloatArray:
+def _context_gradient(layer: SoftmaxLayer, workload: Workload, seed: int) -> FloatArray:
     """Return the gradient (B, d) of the batch's loss in the contexts, for the draws of `seed`."""
-    _, cache = layer.forward(work.h, work.labels, rng=seed)
+    _, cache = layer.forward(workload.h, workload.labels, rng=seed)
     return layer.backward(cache)[0].astype(np.float64)
 
 
-def _min_step_seconds(layer: SoftmaxLayer, work: Workload) -> float:
+def _min_step_seconds(layer: SoftmaxLayer, workload: Workload) -> float:
     """Return the time of a training step in seconds: the shortest of several."""
     optimizer = make_optimizer("adagrad", _LEARNING_RATE)
 
     def step(seed: int) -> None:
-        _, cache = layer.forward(work.h, work.labels, rng=seed)
+        _, cache = layer.forward(workload.h, workload.labels, rng=seed)
         _, gradients = layer.backward(cache)
         optimizer.step(layer.parameters, gradients)
         layer.update(getattr(gradients["class_embeddings"], "ids", None))
@@ -231,7 +234,7 @@ def _min_step_seconds(layer: SoftmaxLayer, work: Workload) -> float:
 
 
 def find_crossover(
-    setting: Setting, full: Setting, work: Workload, inputs: SamplerInputs
+    setting: Setting, full: Setting, workload: Workload, inputs: SamplerInputs
 ) -> int | None:
     """Return the number of classes above which a sampled step is faster than a full-softmax step.
 
@@ -239,9 +242,9 @@ def find_crossover(
     vectors, or contain them more than once. Returns None if the result is larger than the number of
     classes that can be timed.
     """
-    n, d = work.rows.shape
+    n, d = workload.rows.shape
     m = setting.num_sampled or 1
-    loss = "sampled-masked" if setting.shared or work.masked else "sampled"
+    loss = "sampled-masked" if setting.shared or workload.masked else "sampled"
 
     # The time of a full step is linear in the number of classes, and the time of a sampled step
     # nearly constant. So the ratio of the two measured times gives a good first guess of the class
@@ -259,7 +262,7 @@ def find_crossover(
             break
 
         ids = np.arange(size) * n // size
-        resized = replace(work, rows=work.rows[ids], labels=work.labels * size // n)
+        resized = replace(workload, rows=workload.rows[ids], labels=workload.labels * size // n)
 
         # plus 1, because the counts of a subset might all be 0
         counts = None if inputs.counts is None else inputs.counts[ids] + 1.0

@@ -31,7 +31,7 @@ from samplesoft.samplers.visits import group_runs_by_node
 
 Real = NDArray[Any]  # float32 or float64
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-53
-_MIN_PROB = 1e-60  # the product of five such branch probabilities is still above 0
+_MIN_PROB = 1e-60  # the product of five such probabilities is above 0
 
 
 class CellTree(NamedTuple):
@@ -52,7 +52,7 @@ class CellTree(NamedTuple):
 class Contexts(NamedTuple):
     """Queries of a batch of contexts, and the effect of the class that each context excludes."""
 
-    queries: Real  # (B, 2 d): factors of the means, then of the variances
+    queries: Real  # (B, 2 d): factors of means, then of variances
     # (B, T + 1): the cells that contain the excluded class, from the top, and then the position of
     # the class in leaf order; negative if no class is excluded
     excluded_path: IntArray

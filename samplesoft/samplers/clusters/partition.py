@@ -47,7 +47,7 @@ def make_partition(
                 cells += children
                 bar.update(sum(map(len, children)))
 
-        # only on the top level: its cells are large, and below them no outliers are left
+        # outliers are separated only from the large cells of the top level
         cells_above = cells if offsets or len(cells) == 1 else _separate_outliers(rows, cells)
         offsets.append(np.cumsum([0, *map(len, cells_above[:-1])]))
 
@@ -55,10 +55,10 @@ def make_partition(
 
 
 def _child_count_functions(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
-    """Return, for each level, a function from a cell's number of classes to that of its children.
+    """Return a function for each level, from the size of a cell to the number of its children.
 
-    The first function is for the root. The root of a large tree has ``6 n**(1/3)`` children, whose
-    masses are one matrix product for all contexts.
+    The size is a number of classes. The first function is for the root. The root of a large tree
+    has ``6 n**(1/3)`` children, whose masses are one matrix product for all contexts.
     """
 
     def num_leaves(size: int) -> int:

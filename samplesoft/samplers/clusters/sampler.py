@@ -33,7 +33,7 @@ from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.k_means import require_finite_distances
 
 _ROOT_CELL = -1
-_MAX_THREAD_DRAWS = 1 << 20  # max number of draws in a thread's memory at a time
+_MAX_THREAD_DRAWS = 1 << 20  # max number of draws in a thread's memory
 _MIN_CHUNK_CONTEXTS = 64  # min number of contexts that a thread processes together
 _VISITS_PER_BLOCK = 16  # number of visits that `step` processes together on the CPU
 _MIN_TASK_CELLS = 256  # min number of cells whose moments one task updates
@@ -272,8 +272,10 @@ class ClusterSampler(Sampler):
         """Recompute the moments of the leaves `cell_ids` (k,), sorted, and of all cells above."""
         tree = self._tree
         arrays = self._backend
+
+        # first for leaves, whose children are classes, and have no sizes
         children = tree.rows
-        sizes = arrays.to_device(self._sizes[:0])  # empty, because the children are classes
+        sizes = arrays.to_device(self._sizes[:0])
 
         def update_chunk(chunk: slice) -> None:
             num_cells = chunk.stop - chunk.start
@@ -285,10 +287,9 @@ class ClusterSampler(Sampler):
 
         # level by level up to the top; `cell_ids` stays sorted
         while len(cell_ids):
-            arrays.each(
-                update_chunk,
-                chunks(len(cell_ids), max(_MIN_TASK_CELLS, len(cell_ids) // _TASKS_PER_LEVEL)),
-            )
+            chunk_size = max(_MIN_TASK_CELLS, len(cell_ids) // _TASKS_PER_LEVEL)
+            arrays.each(update_chunk, chunks(len(cell_ids), chunk_size))
+
             parents = self._parents[cell_ids]
             if parents[0] >= 0:
                 cell_ids = parents[np.append(True, parents[1:] > parents[:-1])]
@@ -319,7 +320,7 @@ class ClusterSampler(Sampler):
         shape = uniforms.shape
         drawn = np.empty(shape, np.int64)
         log_q = np.empty(shape)
-        queries = self._queries(to_host(h))
+        queries = self._make_queries(to_host(h))
         excluded = to_host(exclude)
         sorted_by: Any = uniforms if positions is None else positions
 
@@ -335,7 +336,7 @@ class ClusterSampler(Sampler):
                 targets = np.empty((len(self._level_offsets), 0, 0), np.int64)
             else:
                 ranked_uniforms = uniforms[chunk]
-                targets = np.stack(self._ancestors(ranked))
+                targets = np.stack(self._paths_to_classes(ranked))
 
             paths = Paths(
                 uniforms=to_device(ranked_uniforms),
@@ -379,7 +380,7 @@ class ClusterSampler(Sampler):
 
     def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the log of the total estimated mass of the top cells, for each context (B,)."""
-        queries = self._queries(to_host(h))
+        queries = self._make_queries(to_host(h))
         top = slice(self._level_offsets[1])
         contexts = self._contexts_with_exclusions(queries, to_host(exclude))
         moments = to_host(self._tree.moments[top])
@@ -434,7 +435,7 @@ class ClusterSampler(Sampler):
 
         return commit
 
-    def _queries(self, h: Rows) -> Rows:
+    def _make_queries(self, h: Rows) -> Rows:
         """Return the queries (B, 2 d) for contexts `h` (B, d): `tau h`, then `(tau h)**2 / 2`.
 
         The product of a query with the moments of a cell is the mean logit plus half the variance
@@ -484,26 +485,28 @@ class ClusterSampler(Sampler):
 
         # without an excluded class, no kernel reads `log_remaining`
         if excludes.any():
-            excluded_paths = self._ancestors(self._positions[exclude[excludes]].astype(np.int64))
+            excluded_paths = self._paths_to_classes(
+                self._positions[exclude[excludes]].astype(np.int64)
+            )
             excluded_path[excludes] = np.stack(excluded_paths, axis=1)
             contexts = contexts._replace(excluded_path=to_device(excluded_path))
             num_contexts = len(excluded_path)
-            workspace = self._workspace(len(excluded_path))
+            workspace = self._make_workspace(len(excluded_path))
             self._backend.run(exclude_classes, num_contexts, self._tree, contexts, workspace)
 
         return contexts
 
     def _descend(self, contexts: Contexts, targets: IntArray, paths: Paths) -> None:
-        """Move all paths, in place, from the root to classes; `targets` as in `walk`."""
+        """Move all paths, in place, from the root to classes; see `walk` for `targets`."""
         if self.device == "cpu":
-            walk(self._tree, contexts, targets, paths, self._workspace(_VISITS_PER_BLOCK))
+            walk(self._tree, contexts, targets, paths, self._make_workspace(_VISITS_PER_BLOCK))
             return
 
         # on a GPU each path is a visit, processed by one warp
         b, k = np.indices(paths.cells.shape).reshape(2, -1)
         visits = self._backend.to_device(np.stack([b, k, k + 1], axis=1))
         num_paths = paths.cells.size
-        workspace = self._workspace(num_paths)
+        workspace = self._make_workspace(num_paths)
 
         for level, children in enumerate(targets, start=-1):
             children = self._backend.to_device(children)
@@ -511,7 +514,7 @@ class ClusterSampler(Sampler):
                 step, num_paths, self._tree, contexts, level, visits, children, paths, workspace
             )
 
-    def _ancestors(self, positions: IntArray) -> list[IntArray]:
+    def _paths_to_classes(self, positions: IntArray) -> list[IntArray]:
         """Return the cells (k,) that contain k classes, for each level from the top.
 
         Classes are given by their `positions` (k,) in leaf order, which are also the last array of
@@ -528,7 +531,7 @@ class ClusterSampler(Sampler):
         leaves: IntArray = self._level_offsets[-2] + leaf_numbers - 1
         return leaves
 
-    def _workspace(self, num_visits: int) -> Workspace:
+    def _make_workspace(self, num_visits: int) -> Workspace:
         """Return a `Workspace` for `num_visits` visits, or for one block of visits on the CPU."""
         empty = self._backend.empty
         num_rows = min(num_visits, _VISITS_PER_BLOCK)

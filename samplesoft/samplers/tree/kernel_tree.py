@@ -307,13 +307,13 @@ class KernelTree(Sampler):
         # uniforms are drawn on the CPU, so that all devices use the same ones; this is fast
         uniforms = uniform_block(key, h.shape[0], m)
         ids: IntArray = self._backend.empty(uniforms.shape, np.int64)
-        return Draw(ids, self._descend(h, exclude, ids, uniforms))
+        return Draw(ids, self._descend_and_score(h, exclude, ids, uniforms))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         # pass a writable copy of `ids`, because the same kernel also writes draws to this array
-        return self._descend(h, exclude, self._backend.copied(ids))
+        return self._descend_and_score(h, exclude, self._backend.copied(ids))
 
-    def _descend(
+    def _descend_and_score(
         self, h: Rows, exclude: IntArray, ids: IntArray, uniforms: FloatArray | None = None
     ) -> FloatArray:
         """Return the log-probabilities (B, k) of the classes `ids` (B, k).
@@ -330,7 +330,7 @@ class KernelTree(Sampler):
             # sort paths by uniform or class, so that paths through the same node are adjacent
             order = np.argsort(sorted_by[chunk], axis=1)
             ranked = sorted_by[chunk][np.arange(len(order))[:, None], order]
-            workspace = self._workspace(order.size)
+            workspace = self._make_workspace(order.size)
 
             # the order of the passes is described in `walk`
             contexts = self._contexts_with_exclusions(
@@ -373,7 +373,7 @@ class KernelTree(Sampler):
         num_leaves = self._num_leaves
         log_reach = np.empty((h.shape[0], num_leaves))
         probs: FloatArray = arrays.empty((h.shape[0], self._parameters.num_classes), np.float64)
-        contexts = self._contexts_with_exclusions(h, phi, exclude, self._workspace(h.shape[0]))
+        contexts = self._contexts_with_exclusions(h, phi, exclude, self._make_workspace(h.shape[0]))
 
         def write_log_reach(chunk: slice) -> None:
             leaves = np.tile(np.arange(num_leaves), (chunk.stop - chunk.start, 1))
@@ -382,11 +382,12 @@ class KernelTree(Sampler):
             log_reach[chunk] = to_host(paths.log_reach).reshape(leaves.shape)
 
         def write_probs(chunk: slice) -> None:
-            leaves = np.arange(chunk.start, chunk.stop)[None]
-            num_visits = h.shape[0] * leaves.size
             # one chunk of leaves gives one result
+            leaves = np.arange(chunk.start, chunk.stop)[None]
             leaf_rows = next(self._leaf_rows(h, phi, leaves))
-            workspace = self._workspace(num_visits)
+
+            num_visits = h.shape[0] * leaves.size
+            workspace = self._make_workspace(num_visits)
             arrays.run(
                 probs_in_leaves,
                 num_visits,
@@ -406,10 +407,10 @@ class KernelTree(Sampler):
         return probs
 
     def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the log of the mass of the root for each context (B,), clipped as at any node."""
+        """Return the log of the clipped mass of the root, for each context (B,)."""
         phi = to_host(self._features(h))
         parameters = self._parameters
-        contexts = self._contexts_with_exclusions(h, phi, exclude, self._workspace(h.shape[0]))
+        contexts = self._contexts_with_exclusions(h, phi, exclude, self._make_workspace(h.shape[0]))
         mass = phi.astype(np.float64) @ to_host(self._sums.nodes[0])
         min_mass = parameters.floor * parameters.num_classes
 
@@ -548,9 +549,9 @@ class KernelTree(Sampler):
         """Yield the `LeafRows` of contexts that visit `leaves` (B, k).
 
         `h` (B, d) are the contexts, and `phi` (B, F) their features. If weights in leaves are
-        computed from class vectors, there is one result. Otherwise features of classes are computed
-        for one chunk of leaves at a time, and each chunk gives a result, in which the offset of
-        other leaves is -1.
+        computed from class vectors, there is one result. Otherwise there is one result for each
+        chunk of leaves, with the features of their classes; the offsets of leaves in other chunks
+        are -1.
         """
         leaf_size = self._parameters.leaf_size
         to_device = self._backend.to_device
@@ -589,7 +590,7 @@ class KernelTree(Sampler):
 
         # without exclusion, the last two fields are not written, because no path reads them
         if excluded.max() >= 0:
-            products = self._top_products(phi, batch, num_paths=1)
+            products = self._compute_top_products(phi, batch, num_paths=1)
             masses = arrays.empty(batch, np.float64)
             arrays.run(compute_excluded_path_probs, batch, self._tree, contexts, products, masses)
             leaves = np.maximum(excluded, 0)[:, None] // parameters.leaf_size
@@ -599,10 +600,10 @@ class KernelTree(Sampler):
         return contexts
 
     def _walk_down(self, contexts: Contexts, leaves: IntArray, uniforms: Any = None) -> Paths:
-        """Return paths at their leaves, for k paths of each of B contexts.
+        """Return k paths for each of B contexts, after their descent from the root to leaves.
 
-        If `uniforms` (B, k) are given, sorted within a row, they draw the leaves, and `leaves` must
-        be 0. Otherwise the paths lead to `leaves` (B, k), also sorted.
+        With `uniforms` (B, k), sorted in each row, leaves are drawn, and `leaves` (B, k) must be 0.
+        Otherwise the paths lead to `leaves` (B, k), which must be sorted in each row.
         """
         arrays = self._backend
         total_paths = leaves.size
@@ -618,11 +619,11 @@ class KernelTree(Sampler):
 
         batch, num_paths = leaves.shape
         num_rows = max(batch, arrays.workers(total_paths))  # on a GPU one for each path
-        products = self._top_products(contexts.phi, num_rows, num_paths)
+        products = self._compute_top_products(contexts.phi, num_rows, num_paths)
         arrays.run(walk, num_rows, self._tree, contexts, products, is_drawn, paths)
         return paths
 
-    def _top_products(self, phi: Rows, num_rows: int, num_paths: int) -> TopProducts:
+    def _compute_top_products(self, phi: Rows, num_rows: int, num_paths: int) -> TopProducts:
         """Return the products of contexts with the nodes of upper levels, in `num_rows` rows.
 
         `phi` (B, F) are the features of the contexts, each of which has `num_paths` paths. If there
@@ -670,14 +671,17 @@ class KernelTree(Sampler):
             num_leaves, max(1, _CHUNK_VALUES // (self._parameters.leaf_size * values_per_class))
         )
 
-    def _workspace(self, num_visits: int) -> Workspace:
+    def _make_workspace(self, num_visits: int) -> Workspace:
         """Return a `Workspace` for `num_visits` visits of leaves, with one row for each worker."""
         arrays = self._backend
         shape = arrays.workers(num_visits), round_up_to_8(self._parameters.leaf_size)
         return Workspace(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
 
     def _sum_leaves(self, features: Rows, out: Rows) -> None:
-        """Write to `out` (k, F) the sums of the features of k leaves, given leaf by leaf."""
+        """Write the sums of the features of k leaves to `out` (k, F).
+
+        `features` has a row for each class, leaf by leaf.
+        """
         offsets = self._backend.to_device(
             np.arange(0, features.shape[0], self._parameters.leaf_size)
         )

@@ -42,7 +42,7 @@ _MAX_LOGIT = 1e300
 
 
 class LeafRows(NamedTuple):
-    """Queries, and the rows whose inner products with them give the weights of classes.
+    """Queries, and the rows whose inner products with the queries give the weights of classes.
 
     Rows and queries are class vectors and contexts, or the features of both.
     """
@@ -58,7 +58,7 @@ class ClassLogProbs(NamedTuple):
 
     ids: IntArray
     log_q: FloatArray
-    order: IntArray  # column in `ids` and `log_q` of each of the sorted paths
+    order: IntArray  # column in `ids` and `log_q` of each sorted path
 
 
 class Workspace(NamedTuple):

@@ -154,9 +154,9 @@ def root_level(num_leaves: int) -> int:
 def num_precomputed_levels(num_leaves: int, batch: int, num_paths: int) -> int:
     """Return the number of top levels whose products are computed for all nodes in advance.
 
-    Reading a node's row for many examples in succession costs at most a third per example of
-    reading it for one example. So this is faster for a level if an example visits at least a third
-    of its nodes.
+    If the row of a node is read for many examples in succession, it takes at most a third of the
+    time per example. So precomputation of a level is faster if an example visits at least a third
+    of the nodes on this level.
     """
     levels = 0
     while levels < root_level(num_leaves) and (4 << levels) <= num_paths * min(batch, 8):
