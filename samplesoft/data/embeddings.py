@@ -207,8 +207,8 @@ def load_logits(path: str | Path, labels: str | Path) -> tuple[FloatArray, IntAr
             label_values = exact_integers([int(word) for word in str(labels).split(",")])
         except ValueError:
             raise ValueError(
-                f"`labels` must be an .npy file or integers parted by commas, got "
-                f"{short_repr(str(labels))}; write for example 3,1,4."
+                f"`labels` must be an .npy file or integers separated by commas, got "
+                f"{short_repr(str(labels))}; pass for example 3,1,4."
             ) from None
 
     return logits, as_labels(name, label_values, logits.shape[1], logits.shape[:1])

@@ -75,7 +75,7 @@ def read_tokens(path: str | Path) -> list[str]:
                 raise ValueError(
                     f"{str(path)!r}, line {num_lines + 1}: got a word of more than "
                     f"{MAX_WORD_CHARACTERS:,} characters; give a plain text file, with words "
-                    "parted by white space."
+                    "separated by white space."
                 )
 
             tokens += words

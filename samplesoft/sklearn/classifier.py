@@ -902,7 +902,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 return validate_data(self, X, accept_sparse="csr", dtype=kinds, reset=reset)
             except OverflowError as error:  # a large Python integer
                 raise ValueError(
-                    f"`X` must hold numbers of float64, got one beyond: {error}."
+                    f"`X` must contain numbers in the range of float64, got a larger one: {error}."
                 ) from None
 
     def _checked_example_inputs(self, X: Any, y: Any, reset: bool) -> Any:
@@ -933,7 +933,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             if not isinstance(eval_set, tuple) or len(eval_set) != 2:
                 raise TypeError(
                     f"`eval_set` must be a tuple (X, y), got {type(eval_set).__name__} "
-                    f"{short_repr(eval_set)}; give one set of inputs, and their labels."
+                    f"{short_repr(eval_set)}; pass one set of inputs, and their labels."
                 )
 
             X_val, y_val = eval_set
@@ -989,7 +989,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         ):
             warnings.warn(
                 f"`num_sampled` asks for {m:,} draws, more than the {n:,} classes; lower it, or "
-                "take loss='full', which is as quick then and has no bias.",
+                "use loss='full', which is then as fast and has no bias.",
                 stacklevel=3,
             )
 
@@ -1035,7 +1035,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         require_bytes(
             f"{num_rows:,} inputs times {n:,} classes",
             8 * num_rows * n,
-            "pass fewer inputs at a time, or take predict_topk",
+            "pass fewer inputs at a time, or use predict_topk",
         )
 
         out = np.empty((num_rows, n))

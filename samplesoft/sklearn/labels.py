@@ -211,7 +211,7 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
     columns = np.arange(matrix.shape[1]) if names is None else names
     if class_array is not None and len(distinct) != len(columns):
         raise ValueError(
-            f"`classes` must name the {len(columns)} columns of `y`, got {len(distinct)} of them."
+            f"`classes` must name the {len(columns)} columns of `y`, got {len(distinct)} names."
         )
 
     dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
@@ -407,7 +407,7 @@ def class_weights(
         if unknown:
             raise ValueError(
                 f"`class_weight` must name classes, got {short_repr(min(unknown, key=repr))}, "
-                f"which is none of the {n}; mind the type."
+                f"which is none of the {n}; check its type."
             )
         weights_by_class[:n] = [class_weight.get(label, 1.0) for label in labels]
     elif class_weight is not None:

@@ -88,7 +88,7 @@ class ClassifierTask(LinearTask):
         if num_held_out >= len(rows):
             raise ValueError(
                 f"`early_stopping` needs examples to hold out, got {len(rows)} in all; turn it "
-                "off, or give more or an `eval_set`."
+                "off, or pass more examples or an `eval_set`."
             )
         return self._split_rows(rows, num_held_out)
 

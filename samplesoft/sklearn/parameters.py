@@ -49,12 +49,12 @@ def check_parameters(classifier: Any) -> None:
         if not isinstance(classifier.sampler, str):
             raise ValueError(
                 "`num_sampled` must not be 'auto' with a sampler of your own, which has no name "
-                "that samplesoft.tune knows; give a number."
+                "that samplesoft.tune knows; pass a number."
             )
         if classifier.embedding_dim is None:
             raise ValueError(
                 "`sampler` and `num_sampled` must not be 'auto' with embedding_dim=None, which "
-                "takes draws that do not look at inputs; name them, such as 'unigram' and 300."
+                "needs draws that do not depend on inputs; pass values, such as 'unigram' and 300."
             )
         require_auto_supported(classifier.sampler, classifier.loss)
 

@@ -52,7 +52,7 @@ def require_auto_supported(sampler: Any, loss: str | None) -> None:
     if sampler in SAMPLERS and not SAMPLERS[sampler].every_class:
         raise ValueError(
             f"`num_sampled` must not be 'auto' with sampler={sampler!r}, whose candidates are "
-            "others in each step; give a number."
+            "different in each step; pass a number."
         )
 
 

@@ -162,8 +162,8 @@ def tune(
     if not as_flag("thorough", thorough):
         if max_seconds is not None:
             raise ValueError(
-                "`thorough` must be True with `seconds`, within which more draws may have the "
-                "least error, got False; leave one of them out."
+                "`thorough` must be True with `seconds`, because more draws may have a smaller "
+                "error, got False; set only one of the two."
             )
         # more draws are slower: if a number of draws is too slow, larger numbers are skipped
         draw_counts.sort()
