@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_MIN_DRAWN_BIAS = 1e-6  # the figure, with a log scale, omits settings with smaller biases
+# settings with a smaller bias are not drawn, because the axis has a log scale
+_MIN_DRAWN_BIAS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class TuneReport(Report):
     @property
     def full(self) -> Setting:
         """The setting of the full softmax."""
-        return next(one for one in self.settings if one.sampler is None)
+        return next(setting for setting in self.settings if setting.sampler is None)
 
     @property
     def front(self) -> tuple[Setting, ...]:
@@ -77,10 +78,12 @@ class TuneReport(Report):
     def contender(self) -> Setting | None:
         """The best setting with sampling whose bias is allowed; None if there is none."""
         limit = inf if self.largest_bias is None else self.largest_bias
-        sampled = [
-            one for one in self.settings if one.sampler and one.bias_plus_two_stderrs <= limit
+        allowed = [
+            setting
+            for setting in self.settings
+            if setting.sampler and setting.bias_plus_two_stderrs <= limit
         ]
-        return self.best if self.best in sampled else next(iter(sampled), None)
+        return self.best if self.best in allowed else next(iter(allowed), None)
 
     @property
     def where_it_pays(self) -> str:
@@ -153,29 +156,34 @@ class TuneReport(Report):
             Column("step, ms", lambda s: 1e3 * s.step_seconds, ".2f"),
             Column("", lambda s: "best" if s == self.best else "front" if s in front else ""),
         ]
+
         text = (
             f"{self.num_classes:,} classes, batch {self.batch:,}. L1 bias: exact, of the gradient "
             "in the logits (at most 2), with the standard error of its mean over contexts; error: "
             "of the gradient in h, bias and noise, relative to its size; times: the least of some "
             "calls on this machine. On the front nothing is better in both bias and time."
         )
+
         parts: list[Part] = [
             Paragraph(f"{self.verdict} {self.where_it_pays}".rstrip(), is_verdict=True),
             Table(self.settings, columns, "All settings, by the time of a step"),
             Paragraph(text),
         ]
+
         if self.left_out:
             reasons = (f"{name} ({why})" for name, why in self.left_out.items())
             parts.append(Paragraph(f"Left out: {', '.join(reasons)}."))
-
         return parts
 
     def _figure(self) -> Figure:
         figure, axes = titled_figure(self.verdict, (8.2, 4.8))
-        named = [s for s in self.settings if s.sampler is not None and s.bias > _MIN_DRAWN_BIAS]
-        names = list(dict.fromkeys(str(s.sampler) for s in named))
+        drawn_settings = [
+            s for s in self.settings if s.sampler is not None and s.bias > _MIN_DRAWN_BIAS
+        ]
+        names = list(dict.fromkeys(str(s.sampler) for s in drawn_settings))
+
         for (k, name), shared in product(enumerate(names), (False, True)):
-            points = [s for s in named if (s.sampler, s.shared) == (name, shared)]
+            points = [s for s in drawn_settings if (s.sampler, s.shared) == (name, shared)]
             points.sort(key=lambda s: s.num_sampled or 0)
             if points:
                 axes.plot(
@@ -189,15 +197,19 @@ class TuneReport(Report):
                 )
 
         # a vertical line at the full softmax; settings to its right are slower
-        at = 1e3 * self.full.step_seconds
-        above = axes.get_xaxis_transform()
-        axes.axvline(at, color="black", linewidth=1.2)
-        axes.text(at, 1.01, "full softmax", fontsize=8.5, ha="center", transform=above)
-        if self.best in named:  # a circle around the best setting
-            at = 1e3 * self.best.step_seconds
-            axes.plot([at], [self.best.bias], "ko", markersize=13, fillstyle="none")
+        x = 1e3 * self.full.step_seconds
+        transform = axes.get_xaxis_transform()
+        axes.axvline(x, color="black", linewidth=1.2)
+        axes.text(x, 1.01, "full softmax", fontsize=8.5, ha="center", transform=transform)
+
+        # a circle around the best setting
+        if self.best in drawn_settings:
+            x = 1e3 * self.best.step_seconds
+            axes.plot([x], [self.best.bias], "ko", markersize=13, fillstyle="none")
+
         if self.largest_bias is not None and self.seconds is None:
             axes.axhline(self.largest_bias, color="0.5", linestyle=":", linewidth=1.2)
+
         axes.set(
             xscale="log",
             yscale="log",
@@ -206,5 +218,4 @@ class TuneReport(Report):
         )
         axes.grid(True, which="major", **GRID)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
         return figure
