@@ -76,7 +76,7 @@ class Embeddings:
             object.__setattr__(self, "counts", as_counts("counts", self.counts, len(classes)))
 
     def take(self, num_examples: int | None, rng: int | np.random.Generator | None) -> Embeddings:
-        """Return `num_examples` random distinct examples, in their order.
+        """Return `num_examples` random distinct examples, in their original order.
 
         All examples are returned if `num_examples` is None or not less than their number.
         """

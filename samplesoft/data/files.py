@@ -100,7 +100,7 @@ def open_lines(path: str | Path, longest_line: int, remedy: str) -> Iterator[Ite
 
 
 def read_pieces(path: str | Path, stream: TextIO) -> Iterator[str]:
-    """Yield the lines of a stream, where lines of more than a million characters are cut in pieces.
+    """Yield the lines of a stream; lines of more than a million characters are cut into pieces.
 
     Raises MemoryError as soon as less than a quarter of the initially available memory is left,
     because the caller still has to convert the data to arrays.
@@ -142,8 +142,8 @@ def file_not_found_error(path: str | Path) -> FileNotFoundError:
 def parse_whole_number(word: str) -> int | None:
     """Return the value of a word of ASCII digits, or None for any other word.
 
-    A number of more than 25 digits, without leading zeros, is truncated to its first 25 digits. It
-    is still above every limit of a file format, so that the caller raises its error.
+    A number of more than 25 digits, without leading zeros, is truncated to its first 25 digits. The
+    result is still above every limit of a file format, so that the caller raises an error.
     """
     if not (word.isascii() and word.isdecimal()):
         return None

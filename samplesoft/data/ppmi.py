@@ -217,7 +217,7 @@ def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, Floa
 
 
 def _orthonormalising_matrix(block: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return A (k, k) such that ``block @ A`` has orthonormal columns, and k singular values.
+    """Return A (k, k), so that ``block @ A`` has orthonormal columns, and singular values (k,).
 
     The singular values of `block` (n, k) are in decreasing order. If the rank of `block` is less
     than k, the last columns of ``block @ A`` are 0.
@@ -232,9 +232,9 @@ def _orthonormalising_matrix(block: FloatArray) -> tuple[FloatArray, FloatArray]
 
 
 def _unit_rows(vectors: FloatArray) -> FloatArray:
-    """Return the rows (n, d) divided by their norms.
+    """Return `vectors` (n, d), each divided by its norm.
 
-    A row near 0 becomes the direction of the sum of all rows.
+    A vector near 0 becomes the direction of the sum of all vectors.
     """
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     is_near_zero = norms[:, 0] <= 1e-12 * norms.max()

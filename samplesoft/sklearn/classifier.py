@@ -875,7 +875,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return classifier
 
     def __sklearn_tags__(self) -> Any:
-        """Return the scikit-learn tags, by which sparse inputs and several labels are supported."""
+        """Return the scikit-learn tags, which declare support of sparse inputs and several labels."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True

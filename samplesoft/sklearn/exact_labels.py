@@ -85,7 +85,7 @@ def sorted_distinct(labels: NDArray[Any]) -> NDArray[Any]:
 def class_indices(
     classes: NDArray[Any], labels: NDArray[Any], lookup: Callable[[], Mapping[Any, int]]
 ) -> IntArray:
-    """Return, for each of `labels` (N,), its index in `classes` (n,), or n if it is not a class.
+    """Return the index in `classes` (n,) of each of `labels` (N,), or n if it is not a class.
 
     `classes` must be distinct. `lookup` is a function that returns a dict from classes, as Python
     values, to their indices. It is only called if labels are neither numbers nor dates.
@@ -217,7 +217,7 @@ def _raise_unknown_type(name: str, label: Any) -> NoReturn:
 
 
 def _text_array(values: Sequence[Any]) -> NDArray[Any]:
-    """Return labels that are text as a text array (N,), or as objects if padding would harm.
+    """Return text labels as a text array (N,), or as an object array if padding would do harm.
 
     Padding is costly if a label is long, and ambiguous if a label ends in a null character.
     """
@@ -255,7 +255,7 @@ def _are_all_subclasses(kinds: set[type], allowed: tuple[type, ...]) -> bool:
 def _convert_exactly(
     labels: NDArray[Any], dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return labels (N,) converted to `dtype`, and a mask (N,): whether conversion was exact.
+    """Return labels (N,) converted to `dtype`, and a mask (N,) of the exact conversions.
 
     Labels that cannot be converted exactly have meaningless values.
     """

@@ -166,7 +166,7 @@ class ClassifierTask(LinearTask):
             self.calibrated = self.calibration.fitted(scores, labels, weights[subset])
 
     def indices_with_seen_labels(self, codes: Any) -> IntArray:
-        """Return the sorted indices of the examples all of whose labels are classes."""
+        """Return the sorted indices of the examples whose labels are all classes."""
         n = len(self.codec.classes)  # the code of unseen labels
         num_unseen = codes[:, n:].sum(axis=1) if self.codec.multilabel else codes == n
         return np.flatnonzero(num_unseen == 0)
@@ -177,7 +177,7 @@ class ClassifierTask(LinearTask):
             yield chunk, self.calibration.probabilities(scores)
 
     def _max_calibration_examples(self) -> int:
-        """Return the max number of calibration examples, which also limits their scores."""
+        """Return the max number of calibration examples, so that there are not too many scores."""
         fitting = max(1, _MAX_CALIBRATION_SCORES // len(self.codec.classes))
         return min(_MAX_CALIBRATION_EXAMPLES, fitting)
 
@@ -407,7 +407,7 @@ def canonical_inputs(X: Any) -> Any:
 
 
 def mean_row_norm(X: Any, rows: IntArray) -> float:
-    """Return the mean norm of the nonzero inputs among `rows` of `X` (N, v), or 1 without any.
+    """Return the mean norm of the nonzero inputs among `rows` of `X` (N, v), or 1 if all are 0.
 
     The inputs are processed in chunks, so that no copy of all inputs is made.
     """
@@ -422,7 +422,7 @@ def mean_row_norm(X: Any, rows: IntArray) -> float:
 
 
 def _row_chunks(X: Any, rows: IntArray) -> list[slice]:
-    """Return slices of `rows` (k,) whose inputs have a limited number of entries each."""
+    """Return slices that divide `rows` (k,), with a limited number of input entries in each."""
     if not len(rows) or not X.shape[1]:
         return []
 

@@ -102,7 +102,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
 
 
 def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTask]:
-    """Return the classifier in the file `path`, made by the class `make`, and its learner.
+    """Return the classifier in the file `path`, an instance of `make`, and its learner.
 
     See `SampledSoftmaxClassifier.load`.
     """

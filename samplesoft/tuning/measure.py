@@ -221,7 +221,7 @@ def _context_gradient(layer: SoftmaxLayer, workload: Workload, seed: int) -> Flo
 
 
 def _min_step_seconds(layer: SoftmaxLayer, workload: Workload) -> float:
-    """Return the time of a training step in seconds: the shortest of several."""
+    """Return the shortest time of several training steps, in seconds."""
     optimizer = make_optimizer("adagrad", _LEARNING_RATE)
 
     def step(seed: int) -> None:

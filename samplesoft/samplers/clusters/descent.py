@@ -188,8 +188,8 @@ def walk(
 ) -> None:
     """Move all `paths`, in place, level by level from the root to classes.
 
-    `targets` (T + 1, B, k) holds the child that each path takes at each level. If it is empty, the
-    children are drawn.
+    `targets` (T + 1, B, k) holds the child that each path takes at each level. If `targets` is
+    empty, the children are drawn.
     """
     level_offsets = tree.level_offsets
     for level in range(-1, len(level_offsets) - 1):

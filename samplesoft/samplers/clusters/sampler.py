@@ -167,7 +167,7 @@ class ClusterSampler(Sampler):
         return int(sum(array.nbytes for array in arrays))
 
     def cells(self) -> list[list[IntArray]]:
-        """Return, for each level from the top, a list of the classes (k,) of each of its cells.
+        """Return a list for each level, from the top, of the classes (k,) in each of its cells.
 
         The last level holds the leaves.
         """
@@ -269,7 +269,10 @@ class ClusterSampler(Sampler):
         self._variance_when_clustered = self._variance_in_leaves()
 
     def _update_moments(self, cell_ids: IntArray) -> None:
-        """Recompute the moments of the leaves `cell_ids` (k,), sorted, and of all cells above."""
+        """Recompute the moments of the leaves `cell_ids` (k,), and of the cells that contain them.
+
+        `cell_ids` must be sorted.
+        """
         tree = self._tree
         arrays = self._backend
 

@@ -518,7 +518,10 @@ class KernelTree(Sampler):
         return bool(np.delete(self._max_features, ids).max(initial=0.0) < threshold)
 
     def _prepare_renewal(self, num_updates: int) -> Callable[[], None]:
-        """Return a function that removes the drift of the leaves due in the next updates."""
+        """Return a function that removes rounding errors from the sums of some leaves.
+
+        These leaves are due for renewal in the next `num_updates` updates.
+        """
         leaves = self._leaves_to_renew(num_updates)
         errors = self._backend.empty((len(leaves), self.feature_dim), self._rows.dtype)
         for chunk in self._leaf_chunks(len(leaves)):

@@ -269,9 +269,9 @@ def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]
 def apply_updates(
     nodes: NDArray[Any], change: NDArray[Any], steps: IntArray, columns: tuple[int, int]
 ) -> None:
-    """Add changes to `nodes` (L, F), in place, by `steps` of `plan_updates` of one level.
+    """Add changes to `nodes` (L, F), in place, by the `steps` for one level.
 
-    If both halves of a node change, their sum is stored in `change` (k, F), for the next level.
+    The steps are computed by `plan_updates`. If both halves of a node change, their sum is stored in `change` (k, F), for the next level.
     Only the columns [start, stop) in the tuple `columns` are computed.
     """
     start = columns[0] + lane()

@@ -277,7 +277,7 @@ def write_child(
     """Write the mass of a child, and the probability of reaching it, to the path `start`.
 
     `log_reach` and `factor` are the values of its parent. The probability of reaching the child is
-    the parent's times `branch_prob`. It is kept as a product in ``paths.factors``, to avoid a
+    the parent's times `branch_prob`. It is stored as a product in ``paths.factors``, to avoid a
     logarithm on each level. A product that becomes small is moved into ``paths.log_reach``.
     """
     factor *= branch_prob
@@ -324,7 +324,7 @@ def split_run(
 def walk(
     tree: Tree, contexts: Contexts, products: TopProducts, is_drawn: bool, paths: Paths
 ) -> None:
-    """Move all paths from the root to leaves, and write the log-probabilities of reaching these.
+    """Move all paths from the root to leaves; write the log-probabilities of reaching the leaves.
 
     If `is_drawn`, the leaves are drawn by ``paths.uniforms`` and written to ``paths.leaves``.
     Otherwise ``paths.leaves`` are the given leaves. At the end ``leaves`` and ``log_reach`` are
