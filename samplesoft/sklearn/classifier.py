@@ -875,7 +875,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         return classifier
 
     def __sklearn_tags__(self) -> Any:
-        """Return the scikit-learn tags, which declare support of sparse inputs and several labels."""
+        """Return the scikit-learn tags, with support of sparse inputs and of several labels."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
@@ -892,11 +892,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             require_well_formed("X", X)  # before any function uses the indices
         if sparse.issparse(X):
             X = integers_to_float64(X)  # first, because sums of repeated entries could overflow
+
         if isinstance(X, np.ndarray):
             # scikit-learn would convert float32 in foreign byte order to float64
             X = native_byte_order(X)
-        kinds = [np.float64, np.float32]
 
+        kinds = [np.float64, np.float32]
         with np.errstate(over="ignore"):  # `validate_data` raises for infinite values
             try:
                 return validate_data(self, X, accept_sparse="csr", dtype=kinds, reset=reset)

@@ -65,10 +65,12 @@ def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -
     Parameters that are ``"auto"`` are replaced by the values in `chosen`.
     """
     model = linear_softmax_parameters(classifier)
+
     if needs_pilot(classifier, num_classes):
         user_named = {name for name in ("sampler", "num_sampled") if not any_is_auto(model[name])}
         if chosen.get("loss") == "full":  # the full softmax draws nothing
             user_named = set()
+
         model |= {
             name: chosen[name]
             for name in PILOT_SETTINGS

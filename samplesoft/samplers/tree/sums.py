@@ -271,8 +271,9 @@ def apply_updates(
 ) -> None:
     """Add changes to `nodes` (L, F), in place, by the `steps` for one level.
 
-    The steps are computed by `plan_updates`. If both halves of a node change, their sum is stored in `change` (k, F), for the next level.
-    Only the columns [start, stop) in the tuple `columns` are computed.
+    The steps are computed by `plan_updates`. If both halves of a node change, their sum is stored
+    in `change` (k, F), for the next level. Only the columns [start, stop) in the tuple `columns`
+    are computed.
     """
     start = columns[0] + lane()
     stop = columns[1]
