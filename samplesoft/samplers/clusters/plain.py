@@ -61,47 +61,47 @@ def class_probabilities(h, vectors, levels, tau, label=None, lib=math):
     """
     q = [0] * len(vectors)
 
-    def remaining_fraction(cell, below):
+    def remaining_fraction(cell, lower_levels):
         """Return the fraction of the estimated mass of `cell` that remains without the label.
 
-        `below` are the levels below the cell.
+        `lower_levels` are the levels below the cell.
         """
         if label not in cell:
             return 1
 
-        if not below:
+        if not lower_levels:
             masses = {c: class_mass(h, vectors, c, tau, lib) for c in cell}
             total = lib.fsum(masses.values())
             return lib.fsum(x for c, x in masses.items() if c != label) / total
 
-        children = cells_inside(cell, below[0])
+        children = cells_inside(cell, lower_levels[0])
         masses = [estimated_mass(h, vectors, child, tau, lib) for child in children]
         remaining = [
-            x * remaining_fraction(child, below[1:])
+            x * remaining_fraction(child, lower_levels[1:])
             for x, child in zip(masses, children, strict=True)
         ]
         return lib.fsum(remaining) / lib.fsum(masses)
 
-    def descend(cell, below, reach_prob):
+    def descend(cell, lower_levels, reach_prob):
         """Distribute `reach_prob`, the probability of reaching `cell`, over its classes, in `q`."""
-        if not below:
+        if not lower_levels:
             masses = {c: class_mass(h, vectors, c, tau, lib) for c in cell if c != label}
             total = lib.fsum(masses.values())
             for c, x in masses.items():
                 q[c] = reach_prob * x / total
             return
 
-        children = cells_inside(cell, below[0])
+        children = cells_inside(cell, lower_levels[0])
         masses = []
         for child in children:
             estimate = estimated_mass(h, vectors, child, tau, lib)
-            masses.append(estimate * remaining_fraction(child, below[1:]))
+            masses.append(estimate * remaining_fraction(child, lower_levels[1:]))
 
         total = lib.fsum(masses)
         for child, x in zip(children, masses, strict=True):
             # x is 0 if the label is the only class of the child
             if x:
-                descend(child, below[1:], reach_prob * x / total)
+                descend(child, lower_levels[1:], reach_prob * x / total)
 
     descend(list(range(len(vectors))), levels, 1)
     return q
@@ -114,9 +114,9 @@ def draw(u, h, vectors, levels, tau, lib=math):
     among the children on the next level.
     """
     cell = list(range(len(vectors)))
-    below = list(levels)
+    lower_levels = list(levels)
     while True:
-        children = cells_inside(cell, below.pop(0)) if below else cell
+        children = cells_inside(cell, lower_levels.pop(0)) if lower_levels else cell
         if isinstance(children[0], int):
             masses = [class_mass(h, vectors, c, tau, lib) for c in children]
         else:

@@ -321,7 +321,7 @@ class ClusterSampler(Sampler):
         """
         to_device = self._backend.to_device
         shape = uniforms.shape
-        drawn = np.empty(shape, np.int64)
+        result_positions = np.empty(shape, np.int64)
         log_q = np.empty(shape)
         queries = self._make_queries(to_host(h))
         excluded = to_host(exclude)
@@ -350,24 +350,22 @@ class ClusterSampler(Sampler):
             self._descend(contexts, targets, paths)
 
             cells = to_host(paths.cells)
-            logs = np.log(to_host(paths.probs)) + to_host(paths.log_q)
+            log_probs = np.log(to_host(paths.probs)) + to_host(paths.log_q)
 
             # the sum is meaningless for an excluded class, whose log-probability is -inf
-            logs[cells == to_host(contexts.excluded_path)[:, -1:]] = -np.inf
-            np.put_along_axis(drawn[chunk], order, cells, axis=1)
-            np.put_along_axis(log_q[chunk], order, logs, axis=1)
+            log_probs[cells == to_host(contexts.excluded_path)[:, -1:]] = -np.inf
+            np.put_along_axis(result_positions[chunk], order, cells, axis=1)
+            np.put_along_axis(log_q[chunk], order, log_probs, axis=1)
 
         # one chunk per thread rather than many, because the vectors of a leaf are read once for all
         # draws of a chunk
         batch, k = shape
-        chunk_size = max(
-            1, min(_MAX_THREAD_DRAWS // k, max(_MIN_CHUNK_CONTEXTS, -(-batch // num_threads())))
-        )
-        self._backend.each(
-            process_chunk, self._backend.split(batch, chunk_size, 2 * k * self._padded_max_children)
-        )
+        contexts_per_thread = max(_MIN_CHUNK_CONTEXTS, -(-batch // num_threads()))
+        chunk_size = max(1, min(_MAX_THREAD_DRAWS // k, contexts_per_thread))
+        batch_chunks = self._backend.split(batch, chunk_size, 2 * k * self._padded_max_children)
+        self._backend.each(process_chunk, batch_chunks)
 
-        return drawn, to_device(log_q)
+        return result_positions, to_device(log_q)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         batch = h.shape[0]

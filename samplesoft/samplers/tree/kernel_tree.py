@@ -377,7 +377,7 @@ class KernelTree(Sampler):
 
         def write_log_reach(chunk: slice) -> None:
             leaves = np.tile(np.arange(num_leaves), (chunk.stop - chunk.start, 1))
-            chunk_contexts = Contexts._make(each[chunk] for each in contexts)
+            chunk_contexts = Contexts._make(field[chunk] for field in contexts)
             paths = self._walk_down(chunk_contexts, leaves)
             log_reach[chunk] = to_host(paths.log_reach).reshape(leaves.shape)
 

@@ -149,23 +149,23 @@ def sum_runs(x: NDArray[Any], offsets: IntArray, sums: NDArray[Any]) -> None:
 
 @njit
 def sum_changes(
-    new: NDArray[Any], old: NDArray[Any], offsets: IntArray, change: NDArray[Any]
+    new_features: NDArray[Any], old_features: NDArray[Any], offsets: IntArray, change: NDArray[Any]
 ) -> None:
-    """Write to `change` (k, F) the sums of consecutive rows of ``new - old``.
+    """Write to `change` (k, F) the sums of consecutive rows of ``new_features - old_features``.
 
     The rows of sum i begin at ``offsets[i]`` and end before ``offsets[i + 1]``; for the last sum,
-    at the end of `new`.
+    at the end of `new_features`.
     """
     for i in range(worker(), len(offsets), num_workers()):
         start = offsets[i]
-        stop = offsets[i + 1] if i + 1 < len(offsets) else len(new)
+        stop = offsets[i + 1] if i + 1 < len(offsets) else len(new_features)
 
-        for f in range(lane(), new.shape[1], num_lanes()):
-            change[i, f] = new[start, f] - old[start, f]
+        for f in range(lane(), new_features.shape[1], num_lanes()):
+            change[i, f] = new_features[start, f] - old_features[start, f]
 
         for j in range(start + 1, stop):
-            for f in range(lane(), new.shape[1], num_lanes()):
-                change[i, f] += new[j, f] - old[j, f]
+            for f in range(lane(), new_features.shape[1], num_lanes()):
+                change[i, f] += new_features[j, f] - old_features[j, f]
 
 
 @njit
