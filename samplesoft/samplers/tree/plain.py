@@ -160,11 +160,9 @@ def probabilities_without(q: Sequence[Number], label: int) -> list[Number]:
     left / (both - q_label) if it is in the right half. In its leaf the label has weight 0. All
     other branch probabilities stay the same.
     """
-    other_probabilities = [
-        0 * x if c == label else x for c, x in enumerate(q)
-    ]  # a 0 of the same type
-    remaining = sum(other_probabilities)  # not 1 - q_label, which loses digits near 0
-    return [x / remaining for x in other_probabilities]
+    others = [0 * x if c == label else x for c, x in enumerate(q)]  # a 0 of the same type
+    remaining = sum(others)  # not 1 - q_label, which loses digits near 0
+    return [x / remaining for x in others]
 
 
 def left_probabilities(q: Sequence[Number], leaf_size: int) -> list[Number]:
