@@ -51,7 +51,7 @@ class LossSpec:
     >>> [name for name, spec in LOSSES.items() if not spec.draws]
     ['full', 'full-absolute', 'full-logistic', 'hierarchical']
     >>> LOSSES["jackknife"].bias_scheme, LOSSES["nce"].why_no_bias
-    ('jackknife', 'it is no estimate of the full softmax loss')
+    ('jackknife', 'this loss does not estimate the full softmax loss')
     """
 
     # Properties that follow from class and scheme are computed, not stored.
@@ -139,7 +139,7 @@ class LossSpec:
         if why := getattr(self.make, "why_no_bias", ""):
             return str(why)
         if not self.is_softmax:
-            return "it is no estimate of the full softmax loss"
+            return "this loss does not estimate the full softmax loss"
         if not self.scheme.has_exact_bias:
             return f"no exact bias is known for scheme {self.scheme.name!r}"
         return ""

@@ -319,7 +319,11 @@ def _second_jackknife() -> Exercise:
     return Exercise(
         right,
         {
-            "That is the jackknife itself, which leaves 1/m**2.": [m, -(m - 1), 0],
+            "These are the weights of the jackknife. They leave a bias of order 1/m**2.": [
+                m,
+                -(m - 1),
+                0,
+            ],
             "They must sum to 1: a constant has to stay as it is.": 2 * right,
             "Look at the signs: the sum of the three must be 1.": -right,
             "The order is that of m, m - 1, m - 2.": right[::-1],
@@ -335,7 +339,7 @@ def _child_masses() -> Exercise:
         [(mass + difference) / 2, (mass - difference) / 2],
         {
             "That is right and left. The difference is left less right.": [2.0, 3.0],
-            "You left out the 1/2: the sum of both equations has the left child twice.": [
+            "Divide by 2: the sum of both equations contains the left child twice.": [
                 mass + difference,
                 mass - difference,
             ],
