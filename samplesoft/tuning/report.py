@@ -87,48 +87,54 @@ class TuneReport(Report):
 
     @property
     def where_it_pays(self) -> str:
-        """A sentence about the number of classes above which sampling pays.
+        """A sentence about the number of classes above which sampling saves time.
 
         It is empty if this number was not measured.
         """
         if self.contender is None and self.largest_bias is not None:
             return (
-                f"No draws that were measured have a bias of at most {self.largest_bias:g}, so "
-                "where sampling pays is not known; try more of them, or other samplers."
+                f"No measured setting with draws has a bias of at most {self.largest_bias:g}, so "
+                "the number of classes from which sampling saves time is not known. Try more "
+                "draws, or other samplers."
             )
 
         if (n := self.crossover) is None or self.contender is None:
             return ""
         return (
-            f"On this machine sampling pays from about {float(f'{n:.2g}'):,.0f} classes on, "
-            f"for vectors of {self.dim} and batches of {self.batch:,}: {self.contender.title}."
+            f"On this machine sampling saves time from about {float(f'{n:.2g}'):,.0f} classes on, "
+            f"for vectors of dimension {self.dim} and batches of {self.batch:,}: "
+            f"{self.contender.title}."
         )
 
     @property
     def verdict(self) -> str:
-        """The recommended setting, and the reason, in one or two sentences."""
+        """The recommended setting, and the reason, in two or three sentences."""
         best = self.best
         full = self.full
         if self.seconds is None:
-            why = f"the quickest with an L1 bias of at most {self.largest_bias:g}"
+            why = f"this is the fastest setting with an L1 bias of at most {self.largest_bias:g}"
         else:
-            why = f"the least error of a gradient within {1e3 * self.seconds:g} ms a step"
+            why = (
+                "this setting has the smallest error of the gradient among those whose step takes "
+                f"at most {1e3 * self.seconds:g} ms"
+            )
+        step = f"A step of {self.batch:,} examples takes {1e3 * best.step_seconds:.1f} ms"
 
         if best.sampler is None:
             near = next((one for one in self.settings if one.sampler is not None), None)
-            text = f"Take the full softmax: {why}, {1e3 * full.step_seconds:.1f} ms a step."
+            text = f"Take the full softmax: {why}. {step}."
             if near is not None:
                 text += (
-                    f" The quickest sampler is {near.title}: {1e3 * near.step_seconds:.1f} ms, "
-                    f"L1 bias {near.bias:.3g}."
+                    f" The fastest setting with draws is {near.title}: a step takes "
+                    f"{1e3 * near.step_seconds:.1f} ms, and the L1 bias is {near.bias:.3g}."
                 )
             return text
 
         ratio = full.step_seconds / best.step_seconds
         return (
-            f"Take {best.title}: {why}. L1 bias {best.bias:.3g} +- {best.bias_stderr:.1g}, "
-            f"{1e3 * best.step_seconds:.1f} ms a step of {self.batch:,}; the full softmax takes "
-            f"{1e3 * full.step_seconds:.1f} ms, {ratio:.3g} times as long."
+            f"Take {best.title}: {why}. The L1 bias is {best.bias:.3g} +- {best.bias_stderr:.1g}. "
+            f"{step}; with the full softmax it takes {1e3 * full.step_seconds:.1f} ms, {ratio:.3g} "
+            "times as long."
         )
 
     def _values(self) -> dict[str, Any]:

@@ -255,7 +255,7 @@ def best_setting(settings: list[Setting], largest_bias: float, seconds: float | 
     fast_settings = [setting for setting in settings if setting.step_seconds <= seconds]
     if not fast_settings:
         raise ValueError(
-            f"`seconds` must allow a setting, got {seconds:g}: the quickest, {settings[0].title}, "
+            f"`seconds` must allow a setting, got {seconds:g}: the fastest, {settings[0].title}, "
             f"takes {settings[0].step_seconds:.3g} s a step; allow more, or take a smaller `batch`."
         )
     return min(fast_settings, key=lambda setting: setting.error)

@@ -89,14 +89,12 @@ def test_the_rules():
     assert best_setting(every, 0.001, None) == full
     assert best_setting(every, 0.001, 0.012) == middle  # the least error within the time
     assert best_setting(every, 0.05, 1.0) == full
-    with pytest.raises(
-        ValueError, match="`seconds` must allow a setting, got 0.0001: the quickest"
-    ):
+    with pytest.raises(ValueError, match="`seconds` must allow a setting, got 0.0001: the fastest"):
         best_setting(every, 0.05, 0.0001)
     report = TuneReport(tuple(every), middle, 0.05, None, 1000, 8, 64, {})
     assert report.front == (quick, middle, full)
-    assert report.verdict.startswith("Take clusters, 10 draws for each example: the quickest")
-    assert "the full softmax takes 40.0 ms, 4 times as long" in report.verdict
+    assert report.verdict.startswith("Take clusters, 10 draws for each example: this is the fast")
+    assert "with the full softmax it takes 40.0 ms, 4 times as long" in report.verdict
     best = replace(report, best=full)
     assert best.verdict.startswith("Take the full softmax") and "uniform" in best.verdict
 
@@ -108,18 +106,19 @@ def test_where_sampling_pays_is_said():
     assert report.contender == far  # the quickest within the bias, though the full one is quicker
     unbiased = replace(report, largest_bias=0.001, crossover=None)
     assert unbiased.contender is None  # and no number of classes stands for draws beyond the bias
-    words = "No draws that were measured have a bias of at most 0.001"
-    assert words in unbiased.where_it_pays and "pays from" not in str(unbiased)
+    words = "No measured setting with draws has a bias of at most 0.001"
+    assert words in unbiased.where_it_pays and "saves time from about" not in str(unbiased)
     quick = replace(unbiased, largest_bias=None, seconds=1.0)
     assert quick.contender == near and replace(quick, best=far).contender == far
     words = (
-        "sampling pays from about 4,300 classes on, for vectors of 8 and batches of 64: clusters"
+        "sampling saves time from about 4,300 classes on, for vectors of dimension 8 and batches "
+        "of 64: clusters"
     )
     assert words in " ".join(str(report).split())
     assert words in report.to_dict()["where_it_pays"]
     assert report.to_dict()["crossover"] == 4321
     unknown = replace(report, crossover=None)
-    assert not unknown.where_it_pays and "pays from" not in str(unknown)
+    assert not unknown.where_it_pays and "saves time from about" not in str(unknown)
     alone = TuneReport((full,), full, None, 1.0, 1000, 8, 64, {})
     assert alone.contender is None and not alone.where_it_pays
 
