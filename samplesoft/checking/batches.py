@@ -98,10 +98,12 @@ _TWO_WAY = {
     "logits are not corrected, hits are left out": _estimator_with_faults("masked", "uncorrected"),
     "log q of the class is subtracted, hits are kept": ESTIMATORS["candidate"],
     "log q of the class is subtracted, hits are left out": ESTIMATORS["candidate_masked"],
-    "log(m q) is subtracted but from the label's, hits are kept": _estimator_with_faults(
+    "log(m q) is subtracted, but not from the label's logit, hits are kept": _estimator_with_faults(
         "masked", "hits_kept"
     ),
-    "log(m q) is subtracted but from the label's, hits are left out": ESTIMATORS["masked"],
+    "log(m q) is subtracted, but not from the label's logit, hits are left out": ESTIMATORS[
+        "masked"
+    ],
 }
 
 
@@ -190,9 +192,11 @@ class InBatchCandidates:
             if one.fault is None:  # the mean over random batches, as if labels were drawn
                 expected = expectation(one.estimator(problem, m, self._size))
             if one.fault is None or one.count_rule == 1:
-                detail = f"m is B - 1 = {m} in a batch of {self._size}, whatever `num_sampled` says"
+                detail = f"m is B - 1 = {m} in a batch of {self._size}; `num_sampled` is ignored"
             elif one.fault == "in_batch_count":
-                detail = f"corrected for m = {count}, where B - 1 = {m} others are in the batch"
+                detail = (
+                    f"the correction has m = {count}, but the batch has B - 1 = {m} other labels"
+                )
             means = self._observed_means(one.estimator, count)
             name = _IN_BATCH[one.scheme]
             yield Candidate(name, one.fault, means=means, expected=expected, detail=detail)

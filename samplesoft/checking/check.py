@@ -456,7 +456,10 @@ def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
     ratio = float(direction @ there.ravel()) / float(direction @ observer.means().means[dh])
     if ratio > np.sqrt(2.0):
         return replace(best, fault="divided_by_batch")
-    detail = f"the gradient is 1/{observer.batch_size} of theirs, in smaller batches too"
+    detail = (
+        f"the gradient is 1/{observer.batch_size} of the gradient of these losses, in smaller "
+        "batches too"
+    )
     return replace(best, fault="gradient_scaled", detail=detail)
 
 
@@ -532,7 +535,8 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
                 names = " and ".join(observer.names_of_marked_results(wrong))
             raise ValueError(
                 "`loss` must return the gradient of its losses, got the losses of "
-                f"`{allowed[0]}` with a gradient that is not theirs; see how {names} is computed."
+                f"`{allowed[0]}` with a gradient that is not the gradient of these losses; "
+                f"see how {names} is computed."
             )
     if observer.has_negatives_of_batch:  # but the loss fits no known candidate
         return scores[1:]

@@ -19,8 +19,8 @@ from samplesoft.bias.without_replacement.sets import (
 from samplesoft.checking.problems import Problem
 from samplesoft.schemes import SCHEMES, Scheme
 
-BY_TRIES = "corrected by the number of tries, as in TensorFlow"
-OF_ALL = "over classes that are never drawn too"
+BY_TRIES = "draws are corrected by the number of tries, as in TensorFlow"
+OF_ALL = "the sum includes classes that are never drawn"
 
 
 class DrawLogProbs(NamedTuple):
@@ -97,7 +97,7 @@ class Estimator:
     Attributes
     ----------
     name, estimand : str
-        The name of the loss, and a description of the quantity that it estimates.
+        The name of the loss, and a sentence about what it estimates, which starts with "it".
     draws : str
         ``"repeated"`` for independent draws; ``"distinct"`` for draws without replacement;
         ``"once"`` for independent draws of which each class counts once; ``"independent"`` for
@@ -539,17 +539,24 @@ def full_sum(problem: Problem, sums_all_classes: bool = False) -> SampledSum:
 
 # the list of known estimators ---------------------------------------------------------------------
 
-_SOFTMAX = "the full softmax loss, with a bias of O(1/m)"
+_SOFTMAX = "it estimates the full softmax loss, with a bias of O(1/m)"
 # if label and draws are corrected alike, the loss gains log(m q) of the label
-_CANDIDATE = "the full softmax loss plus log(m q) of the label, a constant, with a bias of O(1/m)"
-_ODDS = "the log of the odds against the label plus log(m q) of it, a constant, for many draws"
-_JACKKNIFE = "the full softmax loss, with a bias of O(1/m**2)"
-_NCE = "noise-contrastive estimation"
-_NEGATIVE_SAMPLING = "negative sampling, which has no softmax as its limit"
-_BATCH = f"{_SOFTMAX}, m the other labels of a batch"
+_CANDIDATE = (
+    "it estimates the full softmax loss plus log(m q) of the label, which is constant in training, "
+    "with a bias of O(1/m)"
+)
+_ODDS = (
+    "with many draws, it estimates the log of the odds against the label plus log(m q) of the "
+    "label, which is constant in training"
+)
+_JACKKNIFE = "it estimates the full softmax loss, with a bias of O(1/m**2)"
+_NCE = "it is the loss of noise-contrastive estimation (NCE)"
+_NEGATIVE_SAMPLING = "it is the loss of negative sampling, whose limit for many draws is no softmax"
+_BATCH = f"{_SOFTMAX}, where m is the number of other labels in the batch"
+_MIXED = f"{_BATCH} plus the number of additional draws"
 _TWO_WAY = (
-    "a two-way loss, half of it over the classes of a batch and half over its contexts, which "
-    "estimates no full softmax"
+    "it is a two-way loss, with one softmax over the classes of a batch and one over its contexts, "
+    "and does not estimate the full softmax loss"
 )
 _ONCE = ("negatives", "masked", "candidate", "candidate_masked")
 
@@ -586,7 +593,7 @@ def _estimator_without_draws(name: str, estimand: str, draws: str = "") -> Estim
 
 def _known_estimators() -> Iterator[Estimator]:
     """Yield the known estimators; if two fit equally well, the first one is reported."""
-    estimand = "the full softmax loss, of which it is no estimate: it is the same"
+    estimand = "it is the full softmax loss itself, not an estimate"
     yield _estimator_without_draws("full", estimand, draws="all")
     for name, scheme in SCHEMES.items():
         # keeping hits is a mistake, except without a correction
@@ -609,13 +616,13 @@ def _known_estimators() -> Iterator[Estimator]:
     for one in logistic:
         name = f"distinct_{one.name}"
         yield replace(one, name=name, draws="distinct", log_expected_counts=log_counts_of_set)
-    estimand = "the full softmax loss without bias, from random draws"
+    estimand = "it estimates the full softmax loss without bias, from random draws"
     yield _estimator_without_draws("unbiased", estimand)
     yield _estimator_without_draws("in_batch", _BATCH)
     yield _estimator_without_draws("in_batch_candidate", _ODDS)
     yield _estimator_without_draws("in_batch_candidate_kept", _CANDIDATE)
     yield _estimator_without_draws("in_batch_symmetric", _TWO_WAY)
-    yield _estimator_without_draws("mixed", f"{_BATCH} and draws beside")
+    yield _estimator_without_draws("mixed", _MIXED)
     yield _estimator_without_draws("mixed_candidate", _ODDS)
 
 

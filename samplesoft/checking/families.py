@@ -70,13 +70,13 @@ def _candidates_with_dependent_draws(state: CheckState) -> Iterator[Candidate]:
     """Yield the tested candidates that failed only by their variance, with dependent draws."""
     for one in state.tested:
         if one.sd_ratio and not one.fault:
-            ratio = f"{one.sd_ratio:.3g} times that of independent draws"
+            ratio = f"{one.sd_ratio:.3g} times that of a loss with independent draws"
             yield replace(
                 one,
                 fault="dependent_draws",
                 equivalents=(),
                 sums=(),
-                detail=f"their standard deviation is {ratio}",
+                detail=f"the standard deviation of single losses is {ratio}",
                 sd_ratio=None,
             )
 

@@ -145,8 +145,9 @@ _MARGINS = np.linspace(0.05, 1.25, 9)  # margins of cosines, and of angles in ra
 # If several mistakes fit equally well, the report names the first of them: the most frequent one.
 FAULTS: dict[str, Fault] = {
     "log_q_added": Fault(
-        "log q is added, not subtracted",
-        "Subtract log(m q) from the logits of draws: what is drawn often must weigh less.",
+        "log q is added to the logits of draws instead of subtracted from them",
+        "Subtract log(m q) from the logits of draws: classes that are drawn often must get less "
+        "weight.",
         where=lambda right: right.corrects_draws,
         ways=(
             lambda right: replace(right, correction=lambda log_q, log_m: -(log_q + log_m)),
@@ -155,7 +156,7 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "uncorrected": Fault(
-        "logits are not corrected for how they were drawn",
+        "logits of draws are not corrected for their sampling probabilities",
         "Subtract log(m q) from the logit of each draw.",
         where=lambda right: right.corrects_draws,
         ways=(
@@ -177,8 +178,9 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "logarithm_missed": Fault(
-        "q or m q is subtracted, without its logarithm",
-        "Subtract log(m q); a sampler may return the expected counts m q themselves.",
+        "q or m q is subtracted instead of its logarithm",
+        "Subtract log(m q). See whether the sampler returns the expected counts m q or their "
+        "logarithms.",
         where=lambda right: right.corrects_draws,
         ways=(
             lambda right: replace(
@@ -191,7 +193,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "other_logarithm": Fault(
         "a logarithm to base 10 or 2 is subtracted",
-        "Take the natural logarithm of m q.",
+        "Subtract the natural logarithm of m q.",
         where=lambda right: right.corrects_draws,
         ways=(
             lambda right: replace(
@@ -203,8 +205,9 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "q_shifted": Fault(
-        "q of other classes is subtracted, shifted by one",
-        "Look at how ids and q are numbered: a class for padding or 'unknown' may be in one only.",
+        "the q of the next or the previous class is subtracted",
+        "Compare how ids and q are numbered: a class for padding or for unknown words may be in "
+        "only one of them.",
         where=lambda right: right.corrects_draws,
         ways=(
             lambda right: replace(right, log_expected_counts=_counts_with_shifted_q(1)),
@@ -212,8 +215,9 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "q_not_conditioned": Fault(
-        "the label is excluded from the draws, but q is not divided by 1 - q of the label",
-        "Subtract log(m q / (1 - q_t)) where no draw can be the label.",
+        "the label is excluded from the draws without dividing q by 1 - q_t (q_t is the q of the "
+        "label)",
+        "If no draw can be the label, subtract log(m q / (1 - q_t)).",
         where=lambda right: right.corrects_repeated_draws and right.excludes_label,
         ways=(
             lambda right: replace(
@@ -222,16 +226,19 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "q_renormalised": Fault(
-        "q is divided by 1 - q of the label, though the label is drawn like any other class",
-        "Subtract log(m q), with q as it is drawn from; hits are left out after that.",
+        "q is divided by 1 - q_t (q_t is the q of the label), although the label can be drawn",
+        "Subtract log(m q), where q is the distribution of the draws. Leave out accidental hits "
+        "after that.",
         where=lambda right: (
             right.corrects_draws and right.sums_repeated_draws and not right.excludes_label
         ),
         ways=(lambda right: replace(right, log_expected_counts=_counts_given_not_label),),
     ),
     "inclusion_of_repeated": Fault(
-        "draws may repeat a class, but are corrected by the chance that a set holds it",
-        "Subtract log(m q) where draws may repeat; 1 - (1 - q)^m is for sets without repeats.",
+        "draws with replacement are corrected by the probability that a class is drawn at least "
+        "once",
+        "If draws may repeat a class, subtract log(m q). The probability 1 - (1 - q)^m is for sets "
+        "in which no class is repeated.",
         where=lambda right: right.corrects_repeated_draws and not right.counts_accepted_draws,
         ways=(
             lambda right: replace(
@@ -240,9 +247,9 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "distinct_as_repeated": Fault(
-        "draws are without replacement, but are corrected by log(m q)",
-        "Subtract the log of the chance that a class is in the set, which a sampler without "
-        "replacement gives.",
+        "draws without replacement are corrected by log(m q)",
+        "Subtract the log of the probability that the class is in the set of draws (its inclusion "
+        "probability). Samplers without replacement return it.",
         where=lambda right: right.corrects_distinct_draws,
         ways=(
             lambda right: replace(
@@ -257,13 +264,13 @@ FAULTS: dict[str, Fault] = {
         ways=(lambda right: replace(right, multiplies_correction_by_tau=True),),
     ),
     "hits_kept": Fault(
-        "draws of the label are not left out",
-        "Give draws that are the label of their example the logit -inf.",
+        "draws of the label (accidental hits) are not left out",
+        "Set the logit to -inf wherever a draw is the label of its example.",
         where=lambda right: right.masks_hits,
         ways=(lambda right: replace(right, hits="kept"),),
     ),
     "label_uncorrected": Fault(
-        "the label's logit is not corrected as those of the draws are",
+        "the label's logit is not corrected like the logits of the draws",
         "Subtract log(m q_t) from the label's logit too, or leave out draws of the label.",
         where=lambda right: right.corrects_label,
         ways=(lambda right: replace(right, label_correction=0.0),),
@@ -275,34 +282,35 @@ FAULTS: dict[str, Fault] = {
         ways=(lambda right: replace(right, label_correction=2.0),),
     ),
     "label_twice": Fault(
-        "the label is in the sum twice",
-        "Put the label's own logit into the sum once, beside those of the draws.",
+        "the label's logit is in the sum twice",
+        "Include the label's logit in the sum once, in addition to the logits of the draws.",
         where=lambda right: right.has_label_in_sum,
         ways=(lambda right: replace(right, label_weight=2.0),),
     ),
     "label_left_out": Fault(
-        "the label's own logit is not in the sum",
-        "Put the label's own logit into the sum, beside those of the draws.",
+        "the label's logit is not in the sum",
+        "Include the label's logit in the sum, in addition to the logits of the draws.",
         where=lambda right: right.has_label_in_sum,
         ways=(lambda right: replace(right, label_weight=0.0),),
     ),
     "label_bias_twice": Fault(
-        "the bias of the label is in its logit twice",
-        "Add the bias of a class to its logit once, before the label's is taken off.",
+        "the bias of the label is added to its logit more than once",
+        "Add the bias of each class to its logit once, before you subtract the label's logit.",
         ways=(
             lambda right: replace(right, label_bias_factor=2),
             lambda right: replace(right, label_bias_factor=3),
         ),
     ),
     "one_hit_left_out": Fault(
-        "of several draws of the label only one is left out",
-        "Give each draw of the label the logit -inf: a map from classes to places holds one place.",
+        "only one of several draws of the label is left out",
+        "Set the logit of every draw of the label to -inf. A map from classes to positions has "
+        "only one position of each class.",
         where=lambda right: right.masks_hits and right.is_log_of_sum,
         ways=(lambda right: replace(right, hits="kept", reduction="one hit less"),),
     ),
     "hits_of_other_rows": Fault(
-        "draws of another example's label are left out, and the example's own are not",
-        "Compare each example's draws with its own label.",
+        "draws of the label of another example are left out, not draws of the example's label",
+        "Compare the draws of each example with the label of the same example.",
         where=lambda right: right.masks_hits,
         ways=(
             lambda right: replace(right, hits="next"),
@@ -311,26 +319,28 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "hits_of_any_row": Fault(
-        "draws of any example's label are left out, not of the example's own alone",
-        "Compare each example's draws with its own label: those of others are draws like any.",
+        "draws of the labels of all examples are left out, not only draws of the example's label",
+        "Leave out only draws of the label of the same example. Labels of other examples are "
+        "negatives like all other classes.",
         where=lambda right: right.masks_hits,
         ways=(lambda right: replace(right, hits="any"),),
     ),
     "counted_twice": Fault(
         "one draw is in the sum twice",
-        "Look for a draw that is joined to the others once more.",
+        "Find the draw whose logit is added to the sum a second time.",
         where=lambda right: right.is_log_of_sum,
         ways=(lambda right: replace(right, reduction="twice"),),
     ),
     "duplicates_dropped": Fault(
-        "a class that is drawn several times counts once",
-        "Keep repeated draws: log(m q) is the log of how often a class is drawn.",
+        "a class that is drawn several times is counted once",
+        "Keep repeated draws: the correction log(m q) is the log of the expected number of draws "
+        "of a class.",
         where=lambda right: right.sums_repeated_draws,
         ways=(lambda right: replace(right, draws="once"),),
     ),
     "m_off_by_one": Fault(
-        "the number of draws and the m of the correction differ by one",
-        "Take for m the number of draws that are in the sum, without the label.",
+        "the m of the correction differs by one from the number of draws",
+        "Set m to the number of draws in the sum, not counting the label.",
         where=lambda right: right.corrects_repeated_draws and not right.counts_accepted_draws,
         ways=(
             lambda right: replace(right, log_expected_counts=_counts_with_other_m(1)),
@@ -340,14 +350,15 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "detached_negatives": Fault(
-        "the gradient leaves out the draws",
-        "Let the gradient flow through the logits of the draws too.",
+        "no gradient flows through the logits of the draws",
+        "Let the gradient flow through the logits of the draws too: do not detach them.",
         where=lambda right: right.has_label_in_sum,
         ways=(lambda right: replace(right, detaches_draws=True),),
     ),
     "divided_by_batch": Fault(
         "losses or gradients are divided by the size of the batch",
-        "Return the loss of each example, and the gradient of their sum, not of their mean.",
+        "Return the loss of each example, and the gradient of the sum of the losses, not of their "
+        "mean.",
         ways=(
             lambda right: replace(right, divides_gradient_by_batch=True),
             lambda right: replace(
@@ -357,8 +368,9 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "weights_of_first": Fault(
-        "gradients are multiplied by the weight of the first example, not each by its own",
-        "Multiply the gradient of each example by its weight before it is added to the others.",
+        "the gradients of all examples are multiplied by the weight of the first example",
+        "Multiply the gradient of each example by the weight of this example, before you add up "
+        "the gradients.",
         ways=(
             lambda right: replace(right, weighting=Weighting("own", "first", "first")),
             lambda right: replace(right, weighting=Weighting("own", "own", "first")),
@@ -367,7 +379,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "weights_ignored": Fault(
         "losses or gradients are not multiplied by the weights of their examples",
-        "Multiply the gradient of each example by its weight before it is added to the others.",
+        "Multiply the loss and the gradient of each example by the weight of this example, before "
+        "you add up the gradients.",
         ways=(
             lambda right: replace(right, weighting=Weighting("none", "none", "none")),
             lambda right: replace(right, weighting=Weighting("own", "none", "none")),
@@ -376,64 +389,67 @@ FAULTS: dict[str, Fault] = {
         in_gradients=True,
     ),
     "labels_counted_once": Fault(
-        "in the gradient of the class vectors a label that several examples share counts once",
-        "Add up the rows of equal labels, as numpy.add.at does and `dW[labels] -= h` does not.",
+        "in the gradient of the class vectors, a label that several examples share is counted once",
+        "Add up the rows of equal labels, for example with numpy.subtract.at(dW, labels, h): "
+        "`dW[labels] -= h` subtracts only one of them.",
         ways=(lambda right: replace(right, weighting=Weighting(label_fraction=1.0 / REPLICAS)),),
         in_gradients=True,
     ),
     "gradient_scaled": Fault(
-        "the gradient is a constant times that of the losses",
-        "Return the gradient of the sum of the losses. Look for a mean over two halves of the "
-        "loss, or over the workers of a group.",
+        "the gradient is a constant times the gradient of these losses",
+        "Return the gradient of the sum of the losses. Look for a mean over two parts of the loss, "
+        "or a mean over the workers of a distributed run.",
     ),
     "dependent_draws": Fault(
-        "draws of an example are not independent: the means are right, but single losses spread "
-        "otherwise",
-        "Look for draws that are used again, such as one set twice, or one draw for several "
-        "places. Draws without replacement spread less.",
+        "the draws of an example are not independent: the means are right, but the standard "
+        "deviation of single losses is not",
+        "Look for draws that are used again, for example the same set twice, or one draw in "
+        "several positions. Draws without replacement have a smaller standard deviation.",
     ),
     "in_batch_count": Fault(
-        "the m of the correction is not the number of the other labels in the batch",
-        "Take m = B - 1 for a batch of B.",
+        "the m of the correction is not the number of other labels in the batch",
+        "Set m = B - 1 for a batch of B examples.",
     ),
     "corrected_apart": Fault(
-        "the labels of the batch and the draws beside are each corrected by their own count",
-        "Subtract log((B - 1) q + m u) from the logits of both, where m draws are from u.",
+        "the labels of the batch and the additional draws are corrected separately, each kind by "
+        "its expected count alone",
+        "Subtract log((B - 1) q + m u) from the logits of both, where u is the distribution of the "
+        "m additional draws.",
     ),
     "other_proposal": Fault(
-        "draws are by another proposal than the one that was given",
-        "Give `check_loss` the proposal of the loss; where only the draws are by another, correct "
-        "by that one.",
+        "draws follow another proposal than the argument `proposal`",
+        "Pass the proposal of the loss to `check_loss`. If the loss draws from one proposal and "
+        "corrects by another, correct by the one from which it draws.",
     ),
     "class_never_drawn": Fault(
-        "the first or the last class is never drawn, though its q is above 0",
-        "Draw from the whole range: the upper end of randint is often exclusive. If a class is "
-        "left out on purpose, as padding is, give `check_loss` a proposal with q = 0 there.",
+        "the first or the last class is never drawn, although its q is above 0",
+        "Draw from the whole range of classes: the upper end of randint is often exclusive. If the "
+        "class is left out on purpose, for example as padding, pass a proposal with q = 0 for it.",
     ),
     "other_temperature": Fault(
-        "the inverse temperature is another than `tau`",
-        "Give `check_loss` the `tau` of the loss, or put `tau` before h . c.",
+        "the inverse temperature differs from the argument `tau`",
+        "Pass the `tau` of the loss to `check_loss`, or multiply h . c by `tau` in the loss.",
     ),
     "finite_mask": Fault(
-        "draws of the label are masked by a finite number, which leaks",
-        "Give draws that are the label of their example the logit -inf.",
+        "draws of the label are masked by a finite number, so that they keep some weight",
+        "Set the logit to -inf wherever a draw is the label of its example.",
         where=lambda right: right.masks_hits and right.is_log_of_sum,
         fitted=(
             FittedFault(
                 apply=lambda right, penalty: replace(right, hit_penalty=penalty),
                 grid=_PENALTIES,
-                describe=lambda penalty: f"their logits less {penalty:.2g}",
+                describe=lambda penalty: f"{penalty:.2g} is subtracted from their logits",
             ),
             FittedFault(
                 apply=lambda right, logit: replace(right, hit_constant=logit),
                 grid=_LOGITS,
-                describe=lambda logit: f"the logit {logit:.2g}",
+                describe=lambda logit: f"their logit is {logit:.2g}",
             ),
         ),
     ),
     "q_clipped": Fault(
         "q is clipped from below before its logarithm is taken",
-        "Subtract log(m q) as it is: q of what has been drawn is above 0.",
+        "Subtract log(m q) without clipping q: the q of a class that has been drawn is above 0.",
         where=lambda right: right.corrects_repeated_draws and right.is_log_of_sum,
         fitted=(
             FittedFault(
@@ -447,7 +463,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "epsilon_in_log": Fault(
         "a number is added to q before its logarithm is taken",
-        "Subtract log(m q) as it is: q of what has been drawn is above 0.",
+        "Subtract log(m q) and add nothing to q: the q of a class that has been drawn is above 0.",
         where=lambda right: right.corrects_repeated_draws and right.is_log_of_sum,
         fitted=(
             FittedFault(
@@ -460,9 +476,9 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "label_margin": Fault(
-        "a margin is taken off the label's logit, as in CosFace and ArcFace",
-        "Set the margin to 0 to have the rest of the loss checked: with one it estimates no "
-        "softmax loss of the logits.",
+        "the label's logit is reduced by a margin, as in CosFace and ArcFace",
+        "Set the margin to 0 to check the rest of the loss. With a margin, the loss does not "
+        "estimate the softmax loss of the logits.",
         where=lambda right: right.draws == "all" or right.has_label_in_sum,
         fitted=(
             FittedFault(
@@ -478,16 +494,18 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "probability_capped": Fault(
-        "a number is added to the probability, or it is clipped, before its logarithm is taken",
-        "Compute log-probabilities, logits less their logsumexp, and add nothing: such a loss has "
-        "no gradient where the label is far behind.",
+        "a number is added to the probability, or the probability is clipped, before its logarithm "
+        "is taken",
+        "Compute the log-probabilities as logits minus their logsumexp, and add nothing. With the "
+        "number, the gradient vanishes where the label's logit is far below the others.",
     ),
     "label_smoothing": Fault(
-        "part of the target is spread over the draws (label smoothing)",
-        "Leave label smoothing out, or take the loss for one of a smoothed target.",
+        "part of the target probability is spread over the draws (label smoothing)",
+        "Set label smoothing to 0 to check the rest of the loss. With it, the loss estimates the "
+        "loss of a smoothed target.",
     ),
     "smoothed_hits": Fault(
-        "label smoothing averages the logits of masked draws",
-        "Leave draws that are masked out of the mean that label smoothing takes.",
+        "label smoothing averages the logits of masked draws too",
+        "Leave masked draws out of the mean in the label smoothing.",
     ),
 }

@@ -74,7 +74,7 @@ def with_scaled_gradient(
         fault="gradient_scaled",
         means=candidate.means * factors,
         spread=width,
-        detail=f"the gradient is {_describe_factor(factor)} theirs",
+        detail=f"the gradient is {_describe_factor(factor)} the gradient of these losses",
         gradient_factor=factor,
         equivalents=(),
     )
@@ -139,7 +139,7 @@ def candidates_with_other_proposals(
             constant = f"draws and correction by {words}"
             if np.isfinite(drawn.label_logit).all():  # not if a label has q = 0
                 yield make_candidate(observer, right.name, fault, [drawn], constant)
-            constant = f"draws by {words}, corrected by what was given"
+            constant = f"draws by {words}, correction by the proposal that was passed"
             other = replace(meant, probs=drawn.probs, set_distributions=drawn.set_distributions)
             yield make_candidate(observer, right.name, fault, [other], constant)
 
@@ -156,7 +156,7 @@ def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
             q = problem.q.copy()
             q[:, left_out] = 0.0
             q /= q.sum(axis=1, keepdims=True)
-            yield "class_never_drawn", f"what was given without the {words} class", q
+            yield "class_never_drawn", f"the proposal that was passed, without the {words} class", q
 
 
 LOG_FACTORS = np.linspace(-4.0, 4.0, 17)  # grid for the log of a factor of the temperature

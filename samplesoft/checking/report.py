@@ -132,10 +132,14 @@ class LossReport(Report):
         best, calls = self.scores[0], f"{self.calls:,} calls"
         distance = f"max |z| {best.z:.3g}, limit {self.limit:.3g}, {calls}"
         if not self.is_random:
-            distance = f"off by {best.z:.2g}, root mean square" if best.z else "equal to rounding"
+            off = f"root mean square difference {best.z:.2g}"
+            distance = off if best.z else "equal up to rounding"
         if self.scheme is None and self.of_losses:
             fit = ", ".join(f"`{name}`" for name in self.of_losses)
-            return [f"The losses are those of {fit}; the gradient is not theirs ({calls})."]
+            return [
+                f"The losses are those of {fit}, but the gradient is not the gradient of these "
+                f"losses ({calls})."
+            ]
         if self.scheme is None:
             lines = [
                 "The loss is consistent with no known scheme.",
@@ -171,33 +175,37 @@ class LossReport(Report):
         found = f"; {best.detail}" if best.detail else ""
         means = "means" if self.is_random else "values"
         within = " within rounding of half precision" if self.in_half_precision else ""
-        evidence = f"Its {means} are the exact ones{within} ({distance}{found})."
+        evidence = f"Its {means} equal those of this hypothesis{within} ({distance}{found})."
         # for a right loss, leave out mistakes of the same scheme, which have no effect here
         same = [one.title for one in best.equivalents if self.fault or one.scheme != self.scheme]
         # in the order of `ESTIMATORS`, in which the usual name comes first
         allowed = {s.name for s in self.scores if s.allowed}
         # without variants of the best hypothesis, which have the same title
         others = [title for title in self._remaining_mistakes if title != best.title]
-        beside = [f"The same is: {'; '.join(same)}."] if same else []
+        beside = [f"Equivalent hypotheses, with the same means: {'; '.join(same)}."] if same else []
         if others:
-            beside.append(f"These means do not tell it from: {'; '.join(others)}.")
+            beside.append(f"The means are also consistent with: {'; '.join(others)}.")
         if self.fault is None:
             names = " or ".join(f"`{name}`" for name in ESTIMATORS if (name, None) in allowed)
-            lines = [f"The loss is right: {names}, {ESTIMATORS[self.scheme].estimand}.", evidence]
+            estimand = ESTIMATORS[self.scheme].estimand
+            lines = [f"The loss is right. Its scheme is {names}: {estimand}.", evidence]
             if self.undecided:
+                fit = "1 mistake fits" if self.undecided == 1 else f"{self.undecided} mistakes fit"
                 lines[0] = (
-                    f"Not decided after {calls}: the loss may be right ({names}), but mistakes fit "
-                    f"too ({self.undecided}). Take more calls, and return gradients."
+                    f"Not decided after {calls}: the loss may be right ({names}), but {fit} as "
+                    "well. Call the loss more often (`calls`), and return gradients."
                 )
             return [*lines, *([" ".join(beside)] if beside else [])]
         right = next((s for s in self.scores if s.name == (self.scheme, None)), None)
         if right is not None and right.z > best.z and self.is_random:
-            evidence += f" As it should be, |z| would be {right.z:.3g}."
+            which = "this mistake" if len(self.faults) == 1 else "these mistakes"
+            evidence += f" Without {which}, max |z| would be {right.z:.3g}."
         evidence += self._warning_of_repeats if self.fault == "dependent_draws" else ""
         if self.fault == "gradient_scaled":
             estimand = ESTIMATORS[self.scheme].estimand
             first = (
-                f"The losses are right: `{self.scheme}`, {estimand}; {best.detail.split(', ')[0]}."
+                f"The losses are right (scheme `{self.scheme}`: {estimand}), but "
+                f"{best.detail.split(', ')[0]}."
             )
             return [first, evidence, " ".join([self.remedy, *beside])]
         return [f"The loss is wrong: {best.title}.", evidence, " ".join([self.remedy, *beside])]
@@ -207,7 +215,10 @@ class LossReport(Report):
         """How to correct the loss; empty if it is right, or if no hypothesis fits."""
         remedies = [FAULTS[name].remedy for name in self.faults]
         if "uncorrected" in self.faults and self.scheme == "candidate":
-            remedies.append("Subtract it from the label's too, or leave out draws of the label.")
+            remedies.append(
+                "Then either subtract log(m q) from the label's logit too, or leave out draws of "
+                "the label (accidental hits)."
+            )
         return " ".join(remedies)
 
     @property
@@ -247,16 +258,19 @@ class LossReport(Report):
         if self.divides_by_norms:
             above.append("It divides vectors by their norms: logits are `tau` times a cosine.")
         if not self.follows_seed:
-            above.append("The same seed gave other losses: draws do not follow `seed`.")
+            above.append(
+                "Calls with the same seed gave different losses: draws do not depend on `seed` "
+                "alone."
+            )
         if self.autocorrelation > _CORRELATED:
             above.append(
                 f"Losses of a call have a correlation of {self.autocorrelation:.2f} with those of "
                 "the next, as if draws were used again: standard errors are too small, and |z| is "
                 "too large."
             )
-        limit = f"above |z| = {self.limit:.2f}: a right one with a chance below 1e-4"
+        limit = f"if |z| > {self.limit:.2f}; a right one is excluded with a probability below 1e-4"
         if not self.is_random:
-            limit = "that is off by more than rounding (root mean square)"
+            limit = "if the root mean square difference is larger than rounding errors"
         below.append(
             f"{self.calls:,} calls in {self.seconds:.1f} s; m = {self.num_sampled:,}, "
             f"n = {self.num_classes:,}; losses {'and gradients ' if self.with_gradient else ''}of "
@@ -266,13 +280,13 @@ class LossReport(Report):
         if self.num_sets:
             below.append(
                 f"16 copies of an example in a batch vary like {self.num_sets:.1f} sets of draws "
-                "(16: each has its own; 1: one serves all)."
+                "(16: each copy has its own draws; 1: all copies share one set)."
             )
         if self.scheme is not None and self.loss_bias is not None:
             below.append(
-                f"Beside the full softmax this loss has {self.loss_bias:+.4f} nats, and its "
-                f"gradient in the logits an L1 bias of {self.gradient_bias:.4f} (exact means of "
-                "the hypothesis over these examples)."
+                f"Relative to the full softmax, the loss has a bias of {self.loss_bias:+.4f} nats, "
+                f"and its gradient in the logits an L1 bias of {self.gradient_bias:.4f} (exact "
+                "means of the hypothesis over these examples)."
             )
         table = Table(shown, columns, "The nearest hypotheses")
         first, *more = self._verdict_lines()
@@ -303,7 +317,7 @@ class LossReport(Report):
         axes.set_xlabel(
             "max |z|: distance of a mean from the hypothesis, in standard errors"
             if self.is_random
-            else "what single values are off by, root mean square"
+            else "root mean square difference of single values from the hypothesis"
         )
         axes.grid(True, axis="x", **GRID)
         return figure

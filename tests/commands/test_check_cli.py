@@ -44,7 +44,7 @@ def test_exit_status_report_and_files(tmp_path, capsys):
     files = "--json", "report.json", "--figure", "report.png", "--html", "report.html"
     few = "--calls", "4096"
     assert run("right", "--scheme", "masked", *few, *files) == 0
-    assert "right: `masked`" in " ".join(capsys.readouterr().out.split())
+    assert "The loss is right. Its scheme is `masked`" in " ".join(capsys.readouterr().out.split())
     assert json.loads((tmp_path / "report.json").read_text())["scheme"] == "masked"
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
     assert "<dt>scheme</dt><dd>masked</dd>" in (tmp_path / "report.html").read_text()
