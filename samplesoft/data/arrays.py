@@ -54,6 +54,7 @@ class ArrayArchive:
                 raise ValueError(f"{name!r} is encrypted, or compressed as NumPy does not")
             with self._zip.open(member) as stream:
                 total += _array_bytes(stream, member.file_size)
+
         _require_memory(self._path, total)
 
         arrays = {}

@@ -403,6 +403,7 @@ class Loss(ABC):
             dh = arrays.times(dh, self.tau)
         if batch.norms is not None:
             dh = unit_rows_backward(dh, batch.contexts, batch.norms)
+
         return Gradients(dh, gradients.dW, gradients.db, gradients.d_log_sums)
 
     @abstractmethod

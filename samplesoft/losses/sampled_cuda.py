@@ -327,6 +327,7 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
     for k in range(lane(), m, WARP_SIZE):
         logit = draw_logit(float(scores[b, 1 + k]), draws, b, k, log_count)
         drawn_mass += math.exp(logit - max_logit)
+
     drawn_mass = warp_sum(drawn_mass)
 
     label_mass = math.exp(label_logit - max_logit)

@@ -341,6 +341,7 @@ def shared_draw_gradients(
     add_label_context_gradients(
         d_labels, block, np.arange(num_pairs), example_ids, 0, 0, num_pairs, dz
     )
+
     for b in range(len(z)):
         for f in range(z.shape[1]):
             dz[b, f] *= example_weights[b]

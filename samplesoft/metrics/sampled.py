@@ -280,6 +280,7 @@ def _gain_moments(
     means = np.zeros((num_metrics, len(item_offsets) - 1))
     variances = np.zeros((num_metrics, len(item_offsets) - 1))
     pmf = np.empty(draws + 1)
+
     for e in range(len(item_offsets) - 1):
         depth = min(item_offsets[e + 1] - item_offsets[e], length)  # no list reaches later items
 

@@ -107,6 +107,7 @@ class TargetRanks:
         self._first_items = np.flatnonzero(np.diff(self.examples, prepend=-1))
         # number of relevant items of each example
         self._num_relevant = np.diff(self._first_items, append=len(order))
+
         # index of an item among the relevant items of its example, from 0
         offsets = np.repeat(self._first_items, self._num_relevant)
         self._index_in_example = np.arange(len(order)) - offsets

@@ -256,6 +256,7 @@ def _write_most_likely_classes(
     # inner nodes come before classes of the same probability.
     heap = [(0.0, -1, -1)]
     num_found = 0
+
     while num_found < len(ids) and len(heap) > 0:
         cost, class_id, node = heapq.heappop(heap)
         if class_id >= 0:

@@ -197,6 +197,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         inputs = as_count("num_inputs", num_inputs)
         classes = as_count("num_classes", num_classes)
         dim = self.embedding_dim
+
         # the intercept of a model without an embedding counts as one more input
         nodes = 2 * classes if LOSSES[self.loss].on_tree else classes
         num_values = (inputs + 1) * classes if dim is None else (inputs + nodes) * dim
@@ -401,6 +402,7 @@ class LinearSoftmax:
         h, cache = self.embedding.forward(dropped_inputs)
         loss, saved = self.softmax.forward(h, labels, **loss_arguments)
         dh, softmax_gradients = self.softmax.backward(saved)
+
         # the derivative in the inputs is not needed, because inputs are data
         _, embedding_gradients = self.embedding.backward(cache, dh)
 

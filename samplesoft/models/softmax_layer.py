@@ -144,6 +144,7 @@ class SoftmaxLayer:
         self.num_sampled = 0
         self.shared = False
         self.update_every = as_count("update_every", update_every)
+
         # ids from calls of `update` after which the sampler was not updated
         self._pending_ids: list[IntArray] = []
 

@@ -237,6 +237,7 @@ class SoftmaxSettings:
         # The estimate of p(j) is exp(score), or m q(j) exp(score) for negative sampling. For random
         # dot products x the estimates sum to mass * exp(offset) * E exp(tau x).
         mass = n if spec.scheme.corrects_draws else self.num_sampled
+
         # log E exp(tau x) is tau**2 / (2 d) for a normal x of variance 1/d; for x <= 1 at most tau
         log_mean_exp = min(tau, tau * tau / (2.0 * d)) if unit_vectors else 0.0
         return {"offset": -log(mass) - log_mean_exp}

@@ -277,6 +277,7 @@ class SphericalSoftmax:
             example_weights / (label_weights + other_weights),
             example_weights * 2.0 * label_scores / label_weights,
         )
+
         return float(losses @ example_weights), (cache, self._steps)
 
     @ignoring_overflow

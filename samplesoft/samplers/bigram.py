@@ -605,6 +605,7 @@ def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
             high = middle
         else:
             low = middle + 1
+
     return int(table.ids[low])
 
 

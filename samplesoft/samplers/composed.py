@@ -119,6 +119,7 @@ class CertainSampler(Sampler):
         super().__init__(n, tail.dim)
         self.tail = tail
         self.tau = tail.tau
+
         # whether draws are with replacement, as those of the tail
         self.replace = getattr(tail, "replace", True)
 

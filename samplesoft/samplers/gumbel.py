@@ -135,6 +135,7 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
             excess[b] = (o[b, ids[b]] - o[b, threshold_class]) - noise[b, threshold_class]
 
         log_inclusion = np.log(-np.expm1(-np.exp(excess)))
+
     return GumbelDraw(ids, log_q, log_inclusion, threshold)
 
 
@@ -473,6 +474,7 @@ class LazyGumbel:
 
             log_tail = np.logaddexp.reduce(logits) + math.log(tail_size / num_tail_draws)
             log_z[b] = np.logaddexp(log_z[b], log_tail)
+
         return log_z
 
 
@@ -514,6 +516,7 @@ def _make_cells(rows: Rows, max_cells: int) -> _Cells:
             centers[i] = vectors.mean(axis=0)
             radius = np.linalg.norm(vectors - centers[i], axis=1).max()
             radii[i] = radius + slack * (radius + np.linalg.norm(centers[i]))
+
     return _Cells(order, offsets, centers, radii)
 
 
@@ -552,6 +555,7 @@ def _score_cells(
                 max_logit = logits[num_scored]
             total += math.exp(logits[num_scored] - max_logit)
             num_scored += 1
+
     return len(cell_order), num_scored
 
 
@@ -637,4 +641,5 @@ def _draw_lazily(
                 max_perturbed = logit - math.log(clock)
                 ids[k] = position + skipped
                 logits[k] = logit
+
     return max_tail_logit

@@ -188,6 +188,7 @@ class LSHSampler(Sampler):
         generator = np.random.default_rng(int(stream_key(rng)))
         shape = (self.num_tables, self.num_bits, rows.shape[1])
         directions = generator.standard_normal(shape)
+
         # scaled so that projections do not overflow; only the signs of projections are used
         directions /= np.abs(directions).sum(axis=2, keepdims=True)
         self.directions = directions.astype(rows.dtype)
@@ -264,12 +265,14 @@ class LSHSampler(Sampler):
         cosines = product(contexts, rows.T)
         # a zero vector has code 0 in every table, so that two zero vectors always collide
         cosines[np.ix_(~contexts.any(axis=1), ~rows.any(axis=1))] = 1.0
+
         # clipped, because rounding may move a cosine above 1
         p = 1.0 - np.arccos(np.clip(cosines, -1.0, 1.0)) / np.pi
 
         with np.errstate(divide="ignore"):  # log(0) for p = 1
             log_missed = num_tables_used * np.log1p(-(p**self.num_bits))
             log_missed += np.log1p(-self.uniform_share / self.num_classes)
+
         log_found: FloatArray = np.log(-np.expm1(log_missed))
         return log_found
 

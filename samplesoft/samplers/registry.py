@@ -602,6 +602,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
         if (value := getattr(inputs, field)) is not None
     }
     inputs = replace(inputs, **float64_vectors)
+
     return {name: _dense_probs(name, inputs) for name in sampler_names}
 
 

@@ -213,6 +213,7 @@ class SoftmaxSampler(Sampler):
             sums = np.exp(logits, out=logits).sum(axis=2)
             shifted_max = max_logits.T - shifts[:, None]
             log_sums: FloatArray = shifted_max + np.log(sums.T, dtype=np.float64)
+
         return log_sums
 
 

@@ -41,4 +41,5 @@ def group_runs_by_node(nodes: IntArray, first_node: int, num_nodes: int) -> IntA
                 visits[row, 2] = k
                 offsets[node] += 1
                 start = k
+
     return visits

@@ -300,6 +300,7 @@ def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, flo
     for a in range(len(counts)):
         _, p_silent, p_rung = _ring_probs(log_rates[a], log_t)
         minimum += counts[a] * _log_modulus_and_argument(p_silent, p_rung, z)[0]
+
     return x, minimum, variance
 
 
@@ -349,6 +350,7 @@ def _log_time_panel_edges(atoms: _Atoms, m: int) -> FloatArray:
         # the distribution may change faster at the end of the panel
         step = min(step, _PANEL_LOG_TIME / _mean_and_change_rate(edges[-1] + step, atoms)[1])
         edges.append(edges[-1] + step)
+
     return np.array(edges)
 
 

@@ -979,6 +979,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             learner = ClassifierTask(
                 codec, X.shape[1], settings, counts, X.dtype, seed, self.optimizer
             )
+
         self._set_learner(learner)
 
         m = self.num_sampled

@@ -387,6 +387,7 @@ def choose_auto_settings(
         rng=seed,
     )
     progress_line(verbose, f"auto: {choice['verdict']}")
+
     return choice
 
 

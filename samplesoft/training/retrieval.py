@@ -250,6 +250,7 @@ class RetrievalTask(LinearTask):
             schedule=settings.schedule,
             warmup_steps=settings.warmup_steps,
         )
+
         return resolve(fit_settings, self.model.num_classes, len(self.rows), step_by_step=reason)
 
     def start(self, optimizer: Optimizer) -> Any:

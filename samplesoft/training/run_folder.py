@@ -382,6 +382,7 @@ class RunFiles(Callback):
             self.discard_drafts([name])  # a pending draft is older than this checkpoint
             self.pending_drafts[name] = write_draft(self.folder / name, checkpoint)
             error = self.move_drafts_into_place()
+
         if error is not None:
             _warn_file_in_use(error, "training goes on, and the next checkpoint tries again")
 

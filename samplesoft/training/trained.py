@@ -207,6 +207,7 @@ def stored_classes(config: Mapping[str, Any], arrays: Arrays) -> NDArray[Any] | 
         raise ValueError(f"classes are of type {classes.dtype}, and not {dtype}")
     if classes.dtype.kind == "U" and classes.dtype.itemsize > _MAX_PADDED_BYTES:
         return classes.astype(object)  # files of older versions have such arrays
+
     return classes.astype(dtype)
 
 

@@ -224,4 +224,5 @@ class TuneReport(Report):
         )
         axes.grid(True, which="major", **GRID)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
         return figure

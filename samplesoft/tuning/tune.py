@@ -228,6 +228,7 @@ def tune(
     )
     if not thorough or report.contender is None:
         return report
+
     return replace(report, crossover=find_crossover(report.contender, full, workload, inputs))
 
 

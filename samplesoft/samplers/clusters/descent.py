@@ -336,6 +336,7 @@ def update_moments(
     child_ranges = tree.child_ranges
     dim = moments.shape[1] // 2
     are_classes = len(sizes) == 0
+
     for i in range(worker(), len(cell_ids), num_workers()):
         cell = cell_ids[i]
         mean = workspace[2 * worker()]

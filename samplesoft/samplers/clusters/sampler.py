@@ -241,6 +241,7 @@ class ClusterSampler(Sampler):
         # child cells
         ranges = np.stack([first_classes, ends], axis=1)
         self._parents = np.full(len(first_classes), -1)
+
         for parent_start, start, stop in zip(levels[:-2], levels[1:-1], levels[2:], strict=True):
             children = start + np.searchsorted(
                 first_classes[start:stop], ranges[parent_start:start]

@@ -89,6 +89,7 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
     merge = loss_kernel.merge
     if not is_kernel(loss_kernel.kernel) or not (merge is None or is_kernel(merge)):
         return f"the terms of {type(loss).__name__} have no kernel of samplesoft's njit"
+
     return None
 
 

@@ -126,6 +126,7 @@ def take_steps(
         raise FloatingPointError(
             f"a loss or a gradient is not finite, or too large for {model.dtype}"
         )
+
     return means
 
 
@@ -194,6 +195,7 @@ def _prepare_parameters(
     except BaseException:  # a schedule may raise any error
         optimizer.steps = steps_before
         raise
+
     if not (hyper_parameters <= MAX_FLOAT[model.dtype]).all():  # also if one is NaN
         optimizer.steps = steps_before
         raise ValueError(
