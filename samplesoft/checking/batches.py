@@ -55,17 +55,19 @@ class _InBatchLoss(NamedTuple):
 def _estimator_with_faults(scheme: str, *faults: str) -> Estimator:
     """Return the estimator of a scheme with one or two faults, each made in its first way."""
     right = ESTIMATORS[scheme]
-    first, *rest = (FAULTS[name].applied_to(right)[0] for name in faults)
-    both = combine_faults(right, first, rest[0]) if rest else first
-    assert both is not None  # the faults replace different fields
-    return both
+    first_fault, *other_faults = (FAULTS[name].applied_to(right)[0] for name in faults)
+    estimator = combine_faults(right, first_fault, other_faults[0]) if other_faults else first_fault
+    assert estimator is not None  # the faults replace different fields
+    return estimator
 
 
 def _in_batch_losses() -> Iterator[_InBatchLoss]:
     """Yield the known losses with in-batch negatives, with and without mistakes."""
     for scheme in _IN_BATCH:
         yield _InBatchLoss(scheme, None, ESTIMATORS[scheme])
-    masked, hits_kept = ESTIMATORS["masked"], _estimator_with_faults("masked", "hits_kept")
+
+    masked = ESTIMATORS["masked"]
+    hits_kept = _estimator_with_faults("masked", "hits_kept")
     yield _InBatchLoss("masked", "uncorrected", _estimator_with_faults("masked", "uncorrected"))
     added = _estimator_with_faults("masked", "log_q_added")
     yield _InBatchLoss("masked", "log_q_added", added)
@@ -73,8 +75,9 @@ def _in_batch_losses() -> Iterator[_InBatchLoss]:
         "candidate_masked", "log_q_added", _estimator_with_faults("candidate_masked", "log_q_added")
     )
     yield _InBatchLoss("masked", "log_q_added", added, 1)
-    for way in FAULTS["hits_of_other_rows"].applied_to(masked):
-        yield _InBatchLoss("masked", "hits_of_other_rows", way)
+    for estimator in FAULTS["hits_of_other_rows"].applied_to(masked):
+        yield _InBatchLoss("masked", "hits_of_other_rows", estimator)
+
     yield _InBatchLoss("masked", "log_m_left_out", masked, 1)
     yield _InBatchLoss("masked", "in_batch_count", masked, "all")
     yield _InBatchLoss("masked", "in_batch_count", masked, "given")
@@ -115,17 +118,22 @@ def _two_way_loss(batch_problem: Problem, sampled_sum: SampledSum) -> tuple[Prob
     which holds the logits.
     """
     size = len(batch_problem.labels)
-    x = sampled_sum.logits[:, batch_problem.labels]  # contexts (B,) by labels of the batch (B,)
-    np.fill_diagonal(x, sampled_sum.log_label_mass)
-    of_rows = np.logaddexp.reduce(x, axis=1)
-    of_columns = np.logaddexp.reduce(x, axis=0)
-    losses = of_rows + of_columns - 2.0 * sampled_sum.label_logit
+
+    # contexts (B,) by labels of the batch (B,)
+    logits = sampled_sum.logits[:, batch_problem.labels]
+    np.fill_diagonal(logits, sampled_sum.log_label_mass)
+    row_log_sums = np.logaddexp.reduce(logits, axis=1)
+    column_log_sums = np.logaddexp.reduce(logits, axis=0)
+    losses = row_log_sums + column_log_sums - 2.0 * sampled_sum.label_logit
+
     # column j adds to the gradients of all contexts, with the weight of example j
-    relative = batch_problem.weights / batch_problem.weights[:, None]
-    softmax_of_columns = np.exp(x - of_columns) - np.eye(size)
-    d_x = np.exp(x - of_rows[:, None]) - np.eye(size) + relative * softmax_of_columns
+    weight_ratios = batch_problem.weights / batch_problem.weights[:, None]
+    softmax_of_columns = np.exp(logits - column_log_sums) - np.eye(size)
+    d_x = np.exp(logits - row_log_sums[:, None]) - np.eye(size) + weight_ratios * softmax_of_columns
+
     d_logits = np.zeros_like(sampled_sum.logits)
     np.add.at(d_logits, (np.arange(size)[:, None], batch_problem.labels), d_x)
+
     return batch_problem, Means(losses, d_logits)
 
 
@@ -138,10 +146,13 @@ class InBatchCandidates:
     """
 
     def __init__(self, observer: Observer, num_gradients: int, size: int | None = None) -> None:
-        rng, problem, self._observer = np.random.default_rng(0), observer.problem, observer
-        drawn = np.sort(problem.classes_by_frequency)
+        rng = np.random.default_rng(0)
+        problem = observer.problem
+        self._observer = observer
+        drawn_ids = np.sort(problem.classes_by_frequency)
         self._num_gradients = num_gradients
         self._size = observer.batch_size if size is None else size
+
         observed: list[FloatArray] = []
         is_gradient: list[NDArray[np.bool_]] = []
         measured_rounding: list[FloatArray] = []
@@ -149,82 +160,96 @@ class InBatchCandidates:
         for _ in range(_NUM_BATCHES):
             # labels from as many classes as examples, with repeats, so that a batch contains hits
             rows = rng.integers(0, len(problem.labels), self._size)
-            labels = rng.choice(rng.choice(drawn, self._size), self._size)
-            here = problem.select_examples(rows, labels)
-            parts = observer.results_of_call(here, 0)
-            observed += [part.ravel() for part in parts[: 1 + num_gradients]]
-            is_gradient += [
-                np.full(part.size, k > 0) for k, part in enumerate(parts[: 1 + num_gradients])
-            ]
-            moved = observer.rounding_bounds_by_result(here)
+            labels = rng.choice(rng.choice(drawn_ids, self._size), self._size)
+            batch = problem.select_examples(rows, labels)
+
+            results = observer.results_of_call(batch, 0)[: 1 + num_gradients]
+            observed += [result.ravel() for result in results]
+            is_gradient += [np.full(result.size, k > 0) for k, result in enumerate(results)]
+            bounds = observer.rounding_bounds_by_result(batch)
             measured_rounding += [
-                np.full(part.size, of_part)
-                for part, of_part in zip(parts[: 1 + num_gradients], moved, strict=False)
+                np.full(result.size, bound) for result, bound in zip(results, bounds, strict=False)
             ]
-            counts = np.bincount(labels, minlength=problem.num_classes)
-            times = np.tile(counts.astype(float), (self._size, 1))  # counts among the other labels
-            times[np.arange(self._size), labels] -= 1.0
-            self._batches.append((here, times))
-        results = np.concatenate(observed)
+
+            # counts of the classes among the labels of the other examples
+            label_counts = np.bincount(labels, minlength=problem.num_classes)
+            other_counts = np.tile(label_counts.astype(float), (self._size, 1))
+            other_counts[np.arange(self._size), labels] -= 1.0
+            self._batches.append((batch, other_counts))
+
+        means = np.concatenate(observed)
         self._is_gradient = np.concatenate(is_gradient)
-        rounding = observer.type_rounding * (np.abs(problem.logits).max() + np.abs(results).max())
-        nothing = np.zeros_like(results)  # the only error of single values is rounding
+        max_magnitude = np.abs(problem.logits).max() + np.abs(means).max()
+        type_rounding = observer.type_rounding * max_magnitude
+
+        # the only error of single values is rounding
+        zeros = np.zeros_like(means)
         self.observed = Observed(
-            means=results,
-            stderrs=nothing,
-            rounding_bounds=np.maximum(nothing + rounding, np.concatenate(measured_rounding)),
-            magnitudes=nothing + 1.0,
+            means=means,
+            stderrs=zeros,
+            rounding_bounds=np.maximum(zeros + type_rounding, np.concatenate(measured_rounding)),
+            magnitudes=zeros + 1.0,
             num_calls=_NUM_BATCHES,
-            skewness=nothing,
+            skewness=zeros,
         )
 
     def known_candidates(self) -> Iterator[Candidate]:
         """Yield the candidates that have no fitted constant."""
-        m, problem = self._size - 1, self._observer.problem
-        numbers = {"others": m, "all": self._size, "given": self._observer.num_sampled, 1: 1}
-        seen = set()
-        for one in _IN_BATCH_LOSSES:
-            count, expected, detail = numbers[one.count_rule], None, ""
-            key = one.scheme, one.estimator, count
-            if key in seen:  # two rules may give the same m
+        m = self._size - 1
+        problem = self._observer.problem
+        counts_by_rule = {"others": m, "all": self._size, "given": self._observer.num_sampled, 1: 1}
+        seen_keys = set()
+
+        for loss in _IN_BATCH_LOSSES:
+            count = counts_by_rule[loss.count_rule]
+            expected = None
+            detail = ""
+            key = loss.scheme, loss.estimator, count
+            if key in seen_keys:  # two rules may give the same m
                 continue
-            seen.add(key)
-            if one.fault is None:  # the mean over random batches, as if labels were drawn
-                expected = expectation(one.estimator(problem, m, self._size))
-            if one.fault is None or one.count_rule == 1:
+
+            seen_keys.add(key)
+            # the mean over random batches, as if the labels were drawn
+            if loss.fault is None:
+                expected = expectation(loss.estimator(problem, m, self._size))
+            if loss.fault is None or loss.count_rule == 1:
                 detail = f"m is B - 1 = {m} in a batch of {self._size}; `num_sampled` is ignored"
-            elif one.fault == "in_batch_count":
+            elif loss.fault == "in_batch_count":
                 detail = (
                     f"the correction has m = {count}, but the batch has B - 1 = {m} other labels"
                 )
-            means = self._observed_means(one.estimator, count)
-            name = _IN_BATCH[one.scheme]
-            yield Candidate(name, one.fault, means=means, expected=expected, detail=detail)
+
+            means = self._observed_means(loss.estimator, count)
+            name = _IN_BATCH[loss.scheme]
+            yield Candidate(name, loss.fault, means=means, expected=expected, detail=detail)
 
     def candidates_with_scaled_gradients(self) -> Iterator[Candidate]:
         """Yield faultless candidates whose gradient is a constant times that of the losses.
 
         If the constant is 1 / B, batches of half the size show whether it depends on B.
         """
-        for one in self._faultless_candidates():
-            scaled = with_scaled_gradient(one, self.observed, self._is_gradient)
+        for candidate in self._faultless_candidates():
+            scaled = with_scaled_gradient(candidate, self.observed, self._is_gradient)
             if scaled is None:
                 continue
-            if scaled.gradient_factor == 1.0 / self._size:  # is it 1 / B, or a constant?
-                smaller = InBatchCandidates(self._observer, self._num_gradients, self._size // 2)
-                there = next(
-                    each for each in smaller._faultless_candidates() if each.name == one.name
+
+            # batches of half the size show whether the factor is 1 / B, or a constant
+            if scaled.gradient_factor == 1.0 / self._size:
+                half = InBatchCandidates(self._observer, self._num_gradients, self._size // 2)
+                same_name = next(
+                    each for each in half._faultless_candidates() if each.name == candidate.name
                 )
-                other = with_scaled_gradient(there, smaller.observed, smaller._is_gradient)
-                if other is not None and other.gradient_factor == 1.0 / smaller._size:
-                    scaled = replace(scaled, fault="divided_by_batch", detail=one.detail)
+                other = with_scaled_gradient(same_name, half.observed, half._is_gradient)
+                if other is not None and other.gradient_factor == 1.0 / half._size:
+                    scaled = replace(scaled, fault="divided_by_batch", detail=candidate.detail)
                 else:
                     scaled = replace(scaled, detail=f"{scaled.detail}, in smaller batches too")
+
             yield scaled
 
     def _faultless_candidates(self) -> Iterator[Candidate]:
         """Yield the candidates without a fault, including two-way losses."""
-        yield from (one for one in self.known_candidates() if one.fault is None)
+        yield from (candidate for candidate in self.known_candidates() if candidate.fault is None)
         yield from self.two_way_candidates()
 
     def two_way_candidates(self) -> Iterator[Candidate]:
@@ -233,15 +258,22 @@ class InBatchCandidates:
         Such a loss is the sum or the mean of the cross entropies of rows and of columns of a
         matrix, the logits of all contexts and all labels of a batch.
         """
-        m, problem, name = self._size - 1, self._observer.problem, "in_batch_symmetric"
+        m = self._size - 1
+        problem = self._observer.problem
+        name = "in_batch_symmetric"
+
         for words, estimator in _TWO_WAY.items():
-            sides = [
-                _two_way_loss(here, one)
-                for here, _, one in self._sums_of_batches(estimator, m, problem.tau)
+            batch_means = [
+                _two_way_loss(batch, sampled_sum)
+                for batch, _, sampled_sum in self._sums_of_batches(estimator, m, problem.tau)
             ]
             means = np.concatenate(
-                [side.observed_means(here, self._num_gradients) for here, side in sides]
+                [
+                    means_of_batch.observed_means(batch, self._num_gradients)
+                    for batch, means_of_batch in batch_means
+                ]
             )
+
             yield Candidate(name, None, means=0.5 * means, detail=f"the mean of both; {words}")
             yield Candidate(name, None, means=means, detail=f"the sum of both; {words}")
 
@@ -252,21 +284,25 @@ class InBatchCandidates:
             yield nearest_candidate(
                 partial(self._candidate_at_tau, scheme), np.log(tau) + LOG_FACTORS, self.observed
             )
+
             # label smoothing leaves masked hits out (None), or gives them a constant logit
-            masks = [None] if scheme == "candidate" else [None, self._fitted_hit_logit(scheme)]
-            for mask in masks:
-                parts = self._smoothed_means(scheme, mask)
-                yield fit_smoothing(parts, self._num_gradients, self.observed, name, mask)
+            hit_logits = [None] if scheme == "candidate" else [None, self._fitted_hit_logit(scheme)]
+            for hit_logit in hit_logits:
+                smoothed_means = self._smoothed_means(scheme, hit_logit)
+                yield fit_smoothing(
+                    smoothed_means, self._num_gradients, self.observed, name, hit_logit
+                )
 
     def _fitted_hit_logit(self, scheme: str) -> float:
         """Return the constant logit of masked hits that fits best with label smoothing."""
-        of_masks = (self._smoothed_means(scheme, mask) for mask in (0.0, 1.0))
-        (plain, less), (_, more) = (
-            observed_plain_and_smoothing(parts, self._num_gradients) for parts in of_masks
+        means_by_mask = (self._smoothed_means(scheme, mask) for mask in (0.0, 1.0))
+        (plain, smoothing_at_0), (_, smoothing_at_1) = (
+            observed_plain_and_smoothing(parts, self._num_gradients) for parts in means_by_mask
         )
+
         # least squares for two unknowns, in which the loss is linear: the smoothing fraction, and
         # the fraction times the logit of hits
-        columns = np.column_stack([less, more - less])
+        columns = np.column_stack([smoothing_at_0, smoothing_at_1 - smoothing_at_0])
         fraction, times_logit = np.linalg.lstsq(columns, self.observed.means - plain)[0]
         return float(times_logit / fraction) if fraction else 0.0
 
@@ -276,17 +312,24 @@ class InBatchCandidates:
         `mask` is the logit of masked hits in the average over candidates; with None the average
         leaves them out.
         """
-        parts, follow = [], scheme == "candidate"
+        smoothed_means = []
+        hits_follow_label = scheme == "candidate"
         tau = self._observer.problem.tau
-        for here, times, one in self._sums_of_batches(ESTIMATORS[scheme], self._size - 1, tau):
-            x, of_others = np.where(times > 0.0, one.logits, 0.0), times.copy()
-            if not follow:
-                hits = np.arange(len(x)), here.labels
-                x[hits] = mask or 0.0
-                of_others[hits] = times[hits] * (mask is not None)
-            added = label_smoothing_terms(one, of_others, x, follow)
-            parts.append(SmoothedMeans(expectation([one]), added, here))
-        return parts
+        sums_of_batches = self._sums_of_batches(ESTIMATORS[scheme], self._size - 1, tau)
+        for batch, other_counts, sampled_sum in sums_of_batches:
+            draw_logits = np.where(other_counts > 0.0, sampled_sum.logits, 0.0)
+            candidate_counts = other_counts.copy()
+            if not hits_follow_label:
+                hits = np.arange(len(draw_logits)), batch.labels
+                draw_logits[hits] = mask or 0.0
+                candidate_counts[hits] = other_counts[hits] * (mask is not None)
+
+            smoothing_terms = label_smoothing_terms(
+                sampled_sum, candidate_counts, draw_logits, hits_follow_label
+            )
+            smoothed_means.append(SmoothedMeans(expectation([sampled_sum]), smoothing_terms, batch))
+
+        return smoothed_means
 
     def _candidate_at_tau(self, scheme: str, log_tau: float) -> Candidate:
         """Return the candidate for a scheme with another inverse temperature."""
@@ -297,9 +340,12 @@ class InBatchCandidates:
 
     def _observed_means(self, estimator: Estimator, m: int, tau: float | None = None) -> FloatArray:
         """Return the values of an estimator for all batches, in the order of `observed`."""
-        found = self._sums_of_batches(estimator, m, tau or self._observer.problem.tau)
+        sums_of_batches = self._sums_of_batches(estimator, m, tau or self._observer.problem.tau)
         return np.concatenate(
-            [expectation([one]).observed_means(here, self._num_gradients) for here, _, one in found]
+            [
+                expectation([sampled_sum]).observed_means(batch, self._num_gradients)
+                for batch, _, sampled_sum in sums_of_batches
+            ]
         )
 
     def _sums_of_batches(
@@ -310,17 +356,20 @@ class InBatchCandidates:
         The negatives of an example are the labels of the other examples, and m is the number of
         draws in the correction.
         """
-        for given, times in self._batches:
-            here = given.with_tau(tau)
+        for stored_batch, other_counts in self._batches:
+            batch = stored_batch.with_tau(tau)
             with np.errstate(divide="ignore"):
-                drawn = log_probs_from_counts(here, np.log(here.q), float(np.log(m)))
-            label_logit, log_label_mass, x = estimator.label_and_draw_logits(here, drawn)
+                drawn = log_probs_from_counts(batch, np.log(batch.q), float(np.log(m)))
+
+            label_logit, log_label_mass, draw_logits = estimator.label_and_draw_logits(batch, drawn)
             with np.errstate(divide="ignore"):
-                certain = x + np.log(times)
+                included_logits = draw_logits + np.log(other_counts)
+
             yield (
-                here,
-                times,
+                batch,
+                other_counts,
                 replace(
-                    sum_without_draws(here.labels, label_logit, log_label_mass, certain), logits=x
+                    sum_without_draws(batch.labels, label_logit, log_label_mass, included_logits),
+                    logits=draw_logits,
                 ),
             )

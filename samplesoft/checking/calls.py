@@ -13,28 +13,28 @@ from samplesoft._validation import FloatArray, IntArray
 DRAWS = ("own", "given", "given-negatives")
 
 
-def call_loss(loss: Callable[..., Any], names: str, *given: Any) -> Any:
-    """Return ``loss(*given)``. If the loss does not accept these arguments, raise a TypeError.
+def call_loss(loss: Callable[..., Any], names: str, *arguments: Any) -> Any:
+    """Return ``loss(*arguments)``. If the loss does not accept these arguments, raise a TypeError.
 
     `names` are the names of the arguments, separated by commas, for the message.
     """
     try:
-        return loss(*given)
+        return loss(*arguments)
     except TypeError as error:
         if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
             raise  # from inside the loss
         raise TypeError(
-            f"`loss` must take {len(given)} arguments by position, as it is called: "
+            f"`loss` must take {len(arguments)} arguments by position, as it is called: "
             f"loss({names}), got the error: {error}; wrap it in a function that takes these."
         ) from error
 
 
-def call_proposal(function: Callable[..., Any], *given: Any) -> Any:
-    """Return ``function(*given)``, where `function` is a proposal that the user may have written.
+def call_proposal(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return ``function(*arguments)``; `function` is a proposal that the user may have written.
 
     The call is a function of this file so that `frames_of_user` finds its frame in a traceback.
     """
-    return function(*given)
+    return function(*arguments)
 
 
 def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
@@ -45,17 +45,22 @@ def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
     frame ``("", 0, "")``. Returns None if the error was raised outside of the user's code.
     """
     frames = list(walk_tb(error.__traceback__))
-    of_calls = [i for i, (frame, _) in enumerate(frames) if frame.f_code in _CALLS_OF_USER]
-    if not of_calls:
+    user_calls = [i for i, (frame, _) in enumerate(frames) if frame.f_code in _CALLS_OF_USER]
+    if not user_calls:
         return None
-    inside = frames[of_calls[-1] + 1 :]
-    # errors that `call_loss` and `make_drawing_loss` raise themselves are not the user's
-    if inside and inside[0][0].f_code.co_filename == __file__:
+
+    inner_frames = frames[user_calls[-1] + 1 :]
+
+    # errors that are raised in this file, not by the user's code
+    if inner_frames and inner_frames[0][0].f_code.co_filename == __file__:
         return None
-    if not inside and error.__cause__ is not None:
+    if not inner_frames and error.__cause__ is not None:
         return None
-    named = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in inside]
-    return [one for one in named if one[0] == named[0][0]] or [("", 0, "")]
+
+    named_frames = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in inner_frames
+    ]
+    return [frame for frame in named_frames if frame[0] == named_frames[0][0]] or [("", 0, "")]
 
 
 _CALLS_OF_USER = (call_loss.__code__, call_proposal.__code__)
@@ -64,7 +69,7 @@ _CALLS_OF_USER = (call_loss.__code__, call_proposal.__code__)
 def make_drawing_loss(
     loss: Callable[..., Any], q: FloatArray, labels: IntArray, tau: float, excludes_label: bool
 ) -> Callable[..., Any]:
-    """Wrap a loss that is given its draws as a loss that draws by itself.
+    """Return a loss that draws by itself, for a loss that gets its draws as arguments.
 
     Parameters
     ----------
@@ -77,7 +82,7 @@ def make_drawing_loss(
     tau : float
         Inverse temperature of the scores.
     excludes_label : bool
-        Whether draws of an example's label are excluded: q is 0 there, and is normalised again.
+        Whether draws of an example's label are excluded: its q is set to 0, and q is normalised.
 
     Returns
     -------
@@ -90,8 +95,9 @@ def make_drawing_loss(
     if excludes_label:
         q[examples, labels] = 0.0
         q /= q.sum(axis=1, keepdims=True)
-    ends = np.cumsum(q, axis=1)
-    ends /= ends[:, -1:]
+
+    cumulative_q = np.cumsum(q, axis=1)
+    cumulative_q /= cumulative_q[:, -1:]
     with np.errstate(divide="ignore"):
         log_q = np.log(q)
 
@@ -99,11 +105,16 @@ def make_drawing_loss(
         scores = tau * h @ c.T + biases
         copies = len(h) // len(examples)
         uniforms = np.random.default_rng(seed).random((copies, len(examples), m))
-        ids = [ends[e].searchsorted(uniforms[:, e], side="right") for e in examples]
-        given = np.stack(ids, axis=1).reshape(len(h), m), np.tile(log_q, (copies, 1)), labels
-        returned = call_loss(loss, "scores, ids, log_q, labels", scores, *given)
+        ids = [cumulative_q[e].searchsorted(uniforms[:, e], side="right") for e in examples]
+        draw_arguments = (
+            np.stack(ids, axis=1).reshape(len(h), m),
+            np.tile(log_q, (copies, 1)),
+            labels,
+        )
+        returned = call_loss(loss, "scores, ids, log_q, labels", scores, *draw_arguments)
         if not isinstance(returned, (tuple, list)):
             return returned
+
         shape = np.shape(returned[1]) if len(returned) == 2 else None
         if shape != scores.shape:
             raise ValueError(
@@ -111,6 +122,7 @@ def make_drawing_loss(
                 f"{scores.shape} of their sum in the scores, got a {type(returned).__name__} of "
                 f"{len(returned)}{'' if shape is None else f' with a gradient {shape}'}."
             )
+
         losses, d_scores = returned
         return losses, tau * np.asarray(d_scores) @ c
 

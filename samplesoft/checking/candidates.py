@@ -14,10 +14,12 @@ from samplesoft.checking.faults import AND, FAULTS
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.spread import Spread, linearised_spread
 
-_MAX_MEAN_DISTANCE = 1e-7  # means at a smaller relative distance are treated as equal
-_ERROR = 1e-11  # relative error of the exact means of losses with independent draws
-_ERROR_OF_SETS = 1e-7  # the same for sets of draws
-_ERROR_OF_MIXTURES = 1e-5  # the same for several sums, one for each number of tries
+_MAX_MEAN_DISTANCE = 1e-7  # means with a smaller relative distance count as equal
+# relative errors of exact means: with independent draws, with sets of draws, and with several sums,
+# one for each number of tries
+_RELATIVE_ERROR = 1e-11
+_RELATIVE_ERROR_OF_SETS = 1e-7
+_RELATIVE_ERROR_OF_MIXTURES = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,7 @@ class Candidate:
     expected: Means | None = None
     sums: tuple[SampledSum, ...] = ()
     spread: Spread | None = None
-    relative_error: float = _ERROR
+    relative_error: float = _RELATIVE_ERROR
     detail: str = ""
     equivalents: tuple[Candidate, ...] = ()
     z: float = np.inf
@@ -96,44 +98,52 @@ def make_candidate(
 ) -> Candidate:
     """Return the candidate with the exact means of a loss whose random sum S is one of `sums`.
 
-    If `sums` are several, S is one of them at random, with its `probability`. With `with_spread`
-    the standard deviations of single calls are computed too.
+    With several `sums`, S is one of them at random, each with its `probability`. `with_spread` says
+    whether the standard deviations of single calls are computed too.
     """
-    problem, num_gradients = observer.problem, observer.num_gradients
+    problem = observer.problem
+    num_gradients = observer.num_gradients
     expected = expectation(sums)
-    relative_error = _ERROR
-    if any(one.set_distributions is not None for one in sums):
-        relative_error = _ERROR_OF_SETS if len(sums) == 1 else _ERROR_OF_MIXTURES
+    relative_error = _RELATIVE_ERROR
+    if any(sampled_sum.set_distributions is not None for sampled_sum in sums):
+        relative_error = _RELATIVE_ERROR_OF_SETS if len(sums) == 1 else _RELATIVE_ERROR_OF_MIXTURES
+
+    spread = None
+    if with_spread:
+        spread = linearised_spread(sums, expected.losses, problem, num_gradients)
+
     return Candidate(
         scheme,
         fault,
         means=expected.observed_means(problem, num_gradients),
         expected=expected,
         sums=tuple(sums),
-        spread=linearised_spread(sums, expected.losses, problem, num_gradients)
-        if with_spread
-        else None,
+        spread=spread,
         relative_error=relative_error,
         detail=detail,
     )
 
 
 def merge_equal_means(candidates: Iterator[Candidate]) -> list[Candidate]:
-    """Group candidates with equal means; return the first one of each group.
+    """Group candidates with equal means; return the first candidate of each group.
 
-    The other members of the group become its `equivalents`. A candidate whose name is already in
-    the group is dropped.
+    The other members of the group become `equivalents` of the first. A candidate whose name is
+    already in the group is dropped.
     """
     groups: list[list[Candidate]] = []
     means = np.empty((0, 0))
-    for one in candidates:
+    for candidate in candidates:
         if len(groups) == len(means):
-            means = np.resize(means, (2 * len(means) + 64, len(one.means)))
-        apart = np.abs(means[: len(groups)] - one.means).max(axis=1)
-        same = np.flatnonzero(apart <= _MAX_MEAN_DISTANCE * (1.0 + np.abs(one.means).max()))
-        if not len(same):
-            means[len(groups)] = one.means
-            groups.append([one])
-        elif all(one.name != other.name for other in groups[same[0]]):
-            groups[same[0]].append(one)
-    return [replace(first, equivalents=tuple(rest)) for first, *rest in groups]
+            means = np.resize(means, (2 * len(means) + 64, len(candidate.means)))
+
+        distances = np.abs(means[: len(groups)] - candidate.means).max(axis=1)
+        matches = np.flatnonzero(
+            distances <= _MAX_MEAN_DISTANCE * (1.0 + np.abs(candidate.means).max())
+        )
+        if not len(matches):
+            means[len(groups)] = candidate.means
+            groups.append([candidate])
+        elif all(candidate.name != member.name for member in groups[matches[0]]):
+            groups[matches[0]].append(candidate)
+
+    return [replace(first, equivalents=tuple(others)) for first, *others in groups]

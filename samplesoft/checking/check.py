@@ -38,15 +38,21 @@ from samplesoft.checking.known import (
 from samplesoft.checking.observe import HALF_PRECISION_UNITS, Observed, Observer
 from samplesoft.checking.problems import REPLICAS, Problem, extreme_problems, make_problem
 from samplesoft.checking.report import LossReport
-from samplesoft.checking.spread import Spread, moments_of_squared_losses, with_exact_loss_spread
+from samplesoft.checking.spread import (
+    Spread,
+    moments_of_squared_losses,
+    with_at_least_exact_loss_spread,
+)
 
 CandidateName = tuple[str, str | None]  # scheme and fault
-ALPHA = 1e-4  # probability that the right candidate is excluded by any test of `check_loss`
-_MIN_CALLS = {True: 2048, False: 8192}  # calls before a verdict, with and without a gradient
-# means with a larger skewness are not tested; about eleven occurrences of a rare draw give 0.3
+# probability that the right candidate is excluded by any test of `check_loss`
+ALPHA = 1e-4
+_MIN_CALLS = {True: 2048, False: 8192}  # calls before a verdict: with a gradient, without
+# means with a larger skewness are not tested; about eleven draws of a rare class give 0.3
 _MAX_SKEWNESS = 0.3
-_TIE_STDERRS = 2.0  # distances that differ by less, in standard errors, count as equal
-# observed over predicted standard error: a smaller ratio means that rare draws did not occur
+# distances that differ by less, in standard errors, count as equal
+_TIE_STDERRS = 2.0
+# observed over predicted standard error: if it is smaller, rare draws did not occur
 _MIN_STDERR_RATIO = 0.5
 
 
@@ -206,91 +212,119 @@ def check_loss(
             f"`loss` must be callable as loss(class_embeddings, h, labels, num_sampled, seed), got "
             f"{type(loss).__name__}."
         )
-    m, max_calls, key = (
-        as_count("num_sampled", num_sampled),
-        as_count("calls", calls),
-        stream_key(rng),
-    )
-    # 1. make four examples on which schemes differ, 2. observe the results of the loss on them
-    tau, biases = as_positive("tau", tau), as_flag("biases", biases)
-    make = partial(
+
+    m = as_count("num_sampled", num_sampled)
+    max_calls = as_count("calls", calls)
+    key = stream_key(rng)
+
+    # 1. make four examples on which schemes differ
+    tau = as_positive("tau", tau)
+    biases = as_flag("biases", biases)
+    make_test_problem = partial(
         make_problem, proposal, m, tau, biases, key, with_weights=as_flag("weights", weights)
     )
-    problem = make()
-    draws, start = as_choice("draws", draws, DRAWS), time.perf_counter()
-    relative_rounding = (
-        0.0
-        if rounding is None
-        else HALF_PRECISION_UNITS[as_choice("rounding", rounding, HALF_PRECISION_UNITS)]
-    )
+    problem = make_test_problem()
+
+    draws = as_choice("draws", draws, DRAWS)
+    start_time = time.perf_counter()
+
+    relative_rounding = 0.0
+    if rounding is not None:
+        name = as_choice("rounding", rounding, HALF_PRECISION_UNITS)
+        relative_rounding = HALF_PRECISION_UNITS[name]
 
     def make_observer(problem: Problem, max_calls: int) -> Observer:
-        called = loss
+        drawing_loss = loss
         if draws != "own":
             exclude = draws == "given-negatives"
-            called = make_drawing_loss(loss, problem.q, problem.labels, problem.tau, exclude)
-        return Observer(called, problem, m, key, max_calls, relative_rounding)
+            drawing_loss = make_drawing_loss(loss, problem.q, problem.labels, problem.tau, exclude)
+        return Observer(drawing_loss, problem, m, key, max_calls, relative_rounding)
 
+    # 2. observe the results of the loss on them
     observer = make_observer(problem, max_calls)
     if observer.divides_by_norms:
-        problem = make(has_unit_vectors=True)
+        problem = make_test_problem(has_unit_vectors=True)
         observer = make_observer(problem, max_calls)
+
     with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
         if observer.is_random:  # 3. test candidates on the means of many calls
             scores = test_until_decided(observer, bar)
         else:
             observer.run_calls(2)
             scores = classify_deterministic(observer)
-        # 4. sort: allowed candidates first, and among these the ones with the fewest mistakes
+
+        # 4. sort: allowed candidates first, among these the ones with the fewest mistakes
         scores = _sort_scores(scores)
         ordinary: tuple[str, ...] = ()
+
         # 5. test the candidates without a mistake on problems that magnify small mistakes
         for extreme, calls_of_extreme in extreme_problems(proposal, problem, m, key):
             names_left = surviving_names(scores, extreme)
-            right = _faultless_schemes(names_left)
-            if not names_left or not (right or ordinary):
+            faultless = _faultless_schemes(names_left)
+            if not names_left or not (faultless or ordinary):
                 break
-            other = make_observer(extreme, min(max_calls, calls_of_extreme))
-            other.num_looks = observer.num_looks
-            found = test_on_extreme(other, names_left, right or ordinary)
-            if right and found and not _any_allowed(found, faultless=True) and observer.is_random:
-                # less simple candidates were not tried, because a simpler one seemed to fit
-                again = _sort_scores(test_until_decided(observer, bar, names_left))
-                names_left_again = surviving_names(again, extreme)
-                found_again = test_on_extreme(
-                    other, names_left_again, _faultless_schemes(names_left_again)
-                )
-                if _any_allowed(found_again, faultless=True):
-                    scores, found = again, found_again
-            if _any_allowed(
-                found, faultless=bool(_faultless_schemes(surviving_names(scores, extreme)))
+
+            extreme_observer = make_observer(extreme, min(max_calls, calls_of_extreme))
+            extreme_observer.num_looks = observer.num_looks
+            extreme_scores = test_on_extreme(extreme_observer, names_left, faultless or ordinary)
+            if (
+                faultless
+                and extreme_scores
+                and not _any_allowed(extreme_scores, faultless=True)
+                and observer.is_random
             ):
-                scores = _sort_scores(exclude_refuted(scores, found))
-            elif found:
-                ordinary = ordinary or right
-                observer, scores = other, found
+                # try the less simple candidates too, because no simpler one fits here
+                new_scores = _sort_scores(test_until_decided(observer, bar, names_left))
+                new_names_left = surviving_names(new_scores, extreme)
+                new_extreme_scores = test_on_extreme(
+                    extreme_observer, new_names_left, _faultless_schemes(new_names_left)
+                )
+                if _any_allowed(new_extreme_scores, faultless=True):
+                    scores = new_scores
+                    extreme_scores = new_extreme_scores
+
+            some_faultless = bool(_faultless_schemes(surviving_names(scores, extreme)))
+            if _any_allowed(extreme_scores, faultless=some_faultless):
+                scores = _sort_scores(exclude_refuted(scores, extreme_scores))
+            elif extreme_scores:
+                ordinary = ordinary or faultless
+                observer = extreme_observer
+                scores = extreme_scores
+
     scores[0] = resolve_gradient_factor(observer, scores[0])
-    best, observed, problem = scores[0], observer.means(), observer.problem
+    best = scores[0]
+    observed = observer.means()
+    problem = observer.problem
+
     loss_bias = gradient_bias = None
     if best.expected is not None:
-        full = expectation([full_sum(problem)])
-        loss_bias = float((best.expected.losses - full.losses).mean())
-        gradient_biases = best.expected.d_logits - full.d_logits
+        full_means = expectation([full_sum(problem)])
+        loss_bias = float((best.expected.losses - full_means.losses).mean())
+        gradient_biases = best.expected.d_logits - full_means.d_logits
         gradient_bias = float(np.abs(gradient_biases).sum(axis=1).mean())
-    # candidates with the same means are named together
-    allowed = [candidate.name for s in scores if s.allowed for candidate in (s, *s.equivalents)]
-    of_losses: list[str] = []
+
+    # name candidates with the same means together
+    allowed = [
+        candidate.name
+        for score in scores
+        if score.allowed
+        for candidate in (score, *score.equivalents)
+    ]
+
+    schemes_of_losses: list[str] = []
     if observer.num_gradients and not best.allowed:
-        of_loss_means = observed.select_values(slice(len(problem.labels)))
-        # candidates with in-batch negatives have means of other batches: leave them out
+        observed_losses = observed.select_values(slice(len(problem.labels)))
+
+        # leave out candidates with in-batch negatives, whose means are those of other batches
         comparable = [
             candidate for candidate in scores if len(candidate.means) == len(observed.means)
         ]
-        of_losses = [
+        schemes_of_losses = [
             candidate.scheme
             for candidate in comparable
-            if candidate.fault is None and score_candidate(candidate, of_loss_means).allowed
+            if candidate.fault is None and score_candidate(candidate, observed_losses).allowed
         ]
+
     return LossReport(
         scheme=best.scheme if best.allowed else None,
         fault=best.fault if best.allowed else None,
@@ -300,7 +334,7 @@ def check_loss(
         loss_bias=loss_bias,
         gradient_bias=gradient_bias,
         of_ordinary=() if best.allowed else ordinary,
-        of_losses=tuple(of_losses),
+        of_losses=tuple(schemes_of_losses),
         with_gradient=observer.num_gradients > 0,
         divides_by_norms=problem.has_unit_vectors,
         in_half_precision=observer.in_half_precision,
@@ -312,18 +346,23 @@ def check_loss(
         num_results=observer.num_results,
         num_sets=observer.num_sets,
         autocorrelation=observer.autocorrelation,
-        seconds=time.perf_counter() - start,
+        seconds=time.perf_counter() - start_time,
     )
 
 
 def _any_allowed(scores: list[Candidate], faultless: bool) -> bool:
-    """Return whether any candidate is allowed; with `faultless`, any that has no fault."""
-    return any(s.allowed and (s.fault is None or not faultless) for s in scores)
+    """Return whether any candidate is allowed; with `faultless`, any candidate without a fault."""
+    return any(score.allowed and (score.fault is None or not faultless) for score in scores)
 
 
 def surviving_names(scores: list[Candidate], problem: Problem) -> set[CandidateName]:
     """Return the names of the allowed candidates that can be tested on `problem`."""
-    names = {candidate.name for s in scores if s.allowed for candidate in (s, *s.equivalents)}
+    names = {
+        candidate.name
+        for score in scores
+        if score.allowed
+        for candidate in (score, *score.equivalents)
+    }
     draws = tested_kinds_of_draws(problem)
     return {name for name in names if ESTIMATORS[name[0]].draws in draws}
 
@@ -334,32 +373,35 @@ def test_until_decided(
     """Call the loss until one candidate is left or all calls were made; return tested candidates.
 
     A candidate is not allowed if its name and the names of all its equivalents are in `excluded`.
-    `bar` is a progress bar, which counts calls.
+    The progress bar `bar` counts the calls.
     """
     scores: list[Candidate] = []
 
     @cache
     def expected_squares(candidate: Candidate) -> tuple[FloatArray, Spread] | None:
-        return (
-            moments_of_squared_losses(candidate.sums, observer.centre) if candidate.sums else None
-        )
+        if not candidate.sums:
+            return None
+        return moments_of_squared_losses(candidate.sums, observer.centre)
 
     for _ in range(observer.num_looks):
         for _ in range(observer.calls_before_next_look):
             observer.run_calls(1)
             bar.update()
-        observed, scores = observer.means(), []
+
+        observed = observer.means()
+        scores = []
         is_enough = observed.num_calls >= min(
             _MIN_CALLS[observer.num_gradients > 0], observer.max_calls
         )
         for family in FAMILIES if is_enough else FAMILIES[:1]:
-            simpler = {
+            is_skipped = {
                 "never": False,
                 "right": _any_allowed(scores, True),
                 "any": _any_allowed(scores, False),
             }
-            if simpler[family.skip_if_allowed]:
+            if is_skipped[family.skip_if_allowed]:
                 continue
+
             for candidate in family.make_candidates(CheckState(observer, observed, scores)):
                 tested = score_candidate(candidate, observed)
                 if excluded >= {each.name for each in (candidate, *candidate.equivalents)}:
@@ -369,15 +411,17 @@ def test_until_decided(
                         tested, expected_squares(candidate), observed, observer.centre
                     )
                 scores.append(tested)
+
         if is_enough and (
-            sum(s.allowed for s in scores) <= 1 or not observer.calls_before_next_look
+            sum(score.allowed for score in scores) <= 1 or not observer.calls_before_next_look
         ):
             break
+
     return scores
 
 
 def _faultless_schemes(names: set[CandidateName]) -> tuple[str, ...]:
-    """Return the schemes that are in `names` with the fault None."""
+    """Return the schemes of the candidates in `names` that have no fault."""
     return tuple(scheme for scheme in ESTIMATORS if (scheme, None) in names)
 
 
@@ -386,30 +430,36 @@ def test_on_extreme(
 ) -> list[Candidate]:
     """Test the candidates in `names_left` on the observer's extreme problem; return them sorted.
 
-    If none of them fits, candidates for `schemes` with other proposals and with fitted constants
-    are tested too. The list is empty if no candidate can be tested there, or `schemes` is empty.
+    If no candidate fits, candidates for `schemes` with other proposals and with fitted constants
+    are tested too. The list is empty if no candidate can be tested on the problem, or if `schemes`
+    is empty.
     """
     candidates = candidates_by_name(observer, names_left)
     if not (candidates and schemes):
         return []
+
     observer.run_calls(observer.max_calls - observer.num_calls if observer.is_random else 2)
     observed = observer.means()
-    test = score_candidate if observer.is_random else score_deterministic
+    score_one = score_candidate if observer.is_random else score_deterministic
     if observer.is_random:
         candidates = [
             replace(
                 candidate,
-                spread=with_exact_loss_spread(candidate.spread, candidate.sums, observer.centre),
+                spread=with_at_least_exact_loss_spread(
+                    candidate.spread, candidate.sums, observer.centre
+                ),
             )
             for candidate in candidates
         ]
-    scores = [test(candidate, observed) for candidate in candidates]
-    if not any(s.allowed for s in scores):
+
+    scores = [score_one(candidate, observed) for candidate in candidates]
+    if not any(score.allowed for score in scores):
         others = chain(
             candidates_with_other_proposals(observer, schemes),
             candidates_with_fitted_constants(observer, observed, schemes),
         )
-        scores += [test(candidate, observed) for candidate in others]
+        scores += [score_one(candidate, observed) for candidate in others]
+
     return _sort_scores(scores)
 
 
@@ -419,18 +469,20 @@ def exclude_refuted(scores: list[Candidate], other_scores: list[Candidate]) -> l
     `other_scores` are the results on another problem. A candidate is refuted if there are results
     with its name or the name of an equivalent, and none of these results is allowed.
     """
-    remaining = []
-    for s in scores:
-        names = {candidate.name for candidate in (s, *s.equivalents)}
+    updated = []
+    for score in scores:
+        names = {candidate.name for candidate in (score, *score.equivalents)}
         related = [
             other
             for other in other_scores
             if any(candidate.name in names for candidate in (other, *other.equivalents))
         ]
-        if s.allowed and related and not any(other.allowed for other in related):
-            s = replace(s, allowed=False, z=max(s.z, *(other.z for other in related)))
-        remaining.append(s)
-    return remaining
+        if score.allowed and related and not any(other.allowed for other in related):
+            score = replace(score, allowed=False, z=max(score.z, *(other.z for other in related)))
+
+        updated.append(score)
+
+    return updated
 
 
 def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
@@ -443,19 +495,24 @@ def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
     if not (best.allowed and best.sums and observer.num_gradients):
         # for in-batch negatives, `InBatchCandidates` has decided already
         return best
-    of_batch = best.fault == "divided_by_batch" and best.sums[0].loss_factor == 1.0
-    of_constant = (
+
+    may_depend_on_size = best.fault == "divided_by_batch" and best.sums[0].loss_factor == 1.0
+    may_be_constant = (
         best.fault == "gradient_scaled" and best.gradient_factor == 1.0 / observer.batch_size
     )
-    if not (of_batch or of_constant):
+    if not (may_depend_on_size or may_be_constant):
         return best
-    examples, d = observer.problem.h.shape
-    dh = slice(examples, examples * (1 + d))
-    direction = best.means[dh]
-    there = observer.mean_gradient_with_copies(REPLICAS // 2)
-    ratio = float(direction @ there.ravel()) / float(direction @ observer.means().means[dh])
+
+    num_examples, d = observer.problem.h.shape
+    gradient_entries = slice(num_examples, num_examples * (1 + d))
+    direction = best.means[gradient_entries]
+    small_batch_gradient = observer.mean_gradient_with_copies(REPLICAS // 2)
+    ratio = float(direction @ small_batch_gradient.ravel()) / float(
+        direction @ observer.means().means[gradient_entries]
+    )
     if ratio > np.sqrt(2.0):
         return replace(best, fault="divided_by_batch")
+
     detail = (
         f"the gradient is 1/{observer.batch_size} of the gradient of these losses, in smaller "
         "batches too"
@@ -471,22 +528,30 @@ def _sort_scores(scores: list[Candidate]) -> list[Candidate]:
     """
 
     def fit_key(candidate: Candidate) -> tuple[bool, int, float]:
-        mistakes = len(candidate.faults)
+        num_faults = len(candidate.faults)
         return (
             not candidate.allowed,
-            mistakes if candidate.allowed else max(mistakes, 1),
+            num_faults if candidate.allowed else max(num_faults, 1),
             candidate.z,
         )
 
     def order_key(candidate: Candidate) -> list[int]:
         return [*(faults.index(name) for name in candidate.faults), schemes.index(candidate.scheme)]
 
-    faults, schemes, rest = list(FAULTS), list(ESTIMATORS), sorted(scores, key=fit_key)
-    if not rest or not rest[0].allowed:
-        return rest
-    *simplest, z = fit_key(rest[0])
-    first = [s for s in rest if [*fit_key(s)[:2]] == simplest and s.z < z + _TIE_STDERRS]
-    return sorted(first, key=order_key) + rest[len(first) :]
+    faults = list(FAULTS)
+    schemes = list(ESTIMATORS)
+    ranked = sorted(scores, key=fit_key)
+    if not ranked or not ranked[0].allowed:
+        return ranked
+
+    *simplest, z = fit_key(ranked[0])
+    tied = [
+        score
+        for score in ranked
+        if [*fit_key(score)[:2]] == simplest and score.z < z + _TIE_STDERRS
+    ]
+
+    return sorted(tied, key=order_key) + ranked[len(tied) :]
 
 
 def classify_deterministic(observer: Observer) -> list[Candidate]:
@@ -495,52 +560,66 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
     Such a loss can be the full softmax, or have in-batch negatives. Otherwise, or if only its
     gradient is wrong, raise ValueError.
     """
-    observed, known = observer.means(), known_candidates(observer)
+    observed = observer.means()
+    known = known_candidates(observer)
     full = full_candidate(known)
-    of_losses = observed.select_values(slice(len(observer.problem.labels)))
-    for part, candidates in ((observed, known), (of_losses, [full])):
-        scores = [score_deterministic(candidate, part) for candidate in candidates]
-        if not any(s.allowed for s in scores) and part is observed:
+    observed_losses = observed.select_values(slice(len(observer.problem.labels)))
+
+    for values, candidates in ((observed, known), (observed_losses, [full])):
+        scores = [score_deterministic(candidate, values) for candidate in candidates]
+        if not any(score.allowed for score in scores) and values is observed:
             scores += [
-                score_deterministic(candidate, part)
+                score_deterministic(candidate, values)
                 for candidate in candidates_with_gradient_faults(observer, [full])
             ]
-        if not any(s.allowed for s in scores) and part is observed:
-            scaled = candidates_with_scaled_gradients(observer, part, [full])
-            of_full = chain(scaled, candidates_with_fitted_constants(observer, part))
-            scores += [score_deterministic(candidate, part) for candidate in of_full]
-        if not any(s.allowed for s in scores):
-            num_gradients = observer.num_gradients if part is observed else 0
+
+        if not any(score.allowed for score in scores) and values is observed:
+            scaled_gradients = candidates_with_scaled_gradients(observer, values, [full])
+            variants_of_full = chain(
+                scaled_gradients, candidates_with_fitted_constants(observer, values)
+            )
+            scores += [score_deterministic(candidate, values) for candidate in variants_of_full]
+
+        if not any(score.allowed for score in scores):
+            num_gradients = observer.num_gradients if values is observed else 0
             batches = InBatchCandidates(observer, num_gradients)
-            for ways in (
+            for make_candidates in (
                 batches.known_candidates,
                 batches.two_way_candidates,
                 batches.candidates_with_scaled_gradients,
                 batches.fitted_candidates,
             ):
-                if not any(s.allowed for s in scores):
+                if not any(score.allowed for score in scores):
                     scores += [
-                        score_deterministic(candidate, batches.observed) for candidate in ways()
+                        score_deterministic(candidate, batches.observed)
+                        for candidate in make_candidates()
                     ]
-        allowed = [s.scheme for s in scores if s.allowed]
-        if allowed and part is observed:
+
+        allowed = [score.scheme for score in scores if score.allowed]
+        if allowed and values is observed:
             return scores
-        if allowed:  # the losses are right, and the gradient is wrong
+
+        # the losses are right, and the gradient is wrong
+        if allowed:
             names = "dh"
             if allowed[0] == "full":
-                wrong = (
+                is_wrong = (
                     np.abs(observed.means - full.means)
                     > observed.rounding_bounds + full.relative_error
                 )
-                names = " and ".join(observer.names_of_marked_results(wrong))
+                names = " and ".join(observer.names_of_marked_results(is_wrong))
+
             raise ValueError(
                 "`loss` must return the gradient of its losses, got the losses of "
                 f"`{allowed[0]}` with a gradient that is not the gradient of these losses; "
                 f"see how {names} is computed."
             )
-    if observer.has_negatives_of_batch:  # but the loss fits no known candidate
+
+    # the loss has in-batch negatives, but fits no known candidate
+    if observer.has_negatives_of_batch:
         return scores[1:]
-    means = of_losses.means
+
+    means = observed_losses.means
     raise ValueError(
         "`loss` must draw classes, have the labels of the batch as its negatives, or be the full "
         f"softmax, got the same losses for every seed and all labels of other examples, "
@@ -558,21 +637,22 @@ def z_limit(observed: Observed) -> float:
 
     Bonferroni's correction covers all means, and all times that they are tested.
     """
-    tests = len(observed.means)
+    num_tests = len(observed.means)
     if observed.squared_losses is not None:
-        tests += len(observed.squared_losses.means)
-    return float(-stdtrit(observed.num_calls - 1, ALPHA / (2.0 * observed.num_looks * tests)))
+        num_tests += len(observed.squared_losses.means)
+    return float(-stdtrit(observed.num_calls - 1, ALPHA / (2.0 * observed.num_looks * num_tests)))
 
 
 def score_candidate(candidate: Candidate, observed: Observed) -> Candidate:
     """Test a candidate on observed means; return it with `z` and `allowed` set.
 
-    `observed` holds all K means, or only the E means of the losses, which come first.
+    `observed` contains all K means, or only the first E of them, the means of the losses.
     """
-    size, limit = len(observed.means), z_limit(observed)
-    width = candidate.spread if size == len(candidate.means) else None
+    num_values = len(observed.means)
+    limit = z_limit(observed)
+    spread = candidate.spread if num_values == len(candidate.means) else None
     z, allowed = _max_z_and_allowed(
-        candidate.means[:size], candidate.relative_error, width, observed, limit
+        candidate.means[:num_values], candidate.relative_error, spread, observed, limit
     )
     return replace(candidate, z=z, allowed=allowed)
 
@@ -582,9 +662,9 @@ def score_deterministic(candidate: Candidate, observed: Observed) -> Candidate:
 
     `z` is the root mean square of the differences, or 0 if all of them are within rounding.
     """
-    found = score_candidate(candidate, observed)
-    off = np.sqrt(((candidate.means[: len(observed.means)] - observed.means) ** 2).mean())
-    return replace(found, z=0.0 if found.allowed else float(off))
+    tested = score_candidate(candidate, observed)
+    rms_distance = np.sqrt(((candidate.means[: len(observed.means)] - observed.means) ** 2).mean())
+    return replace(tested, z=0.0 if tested.allowed else float(rms_distance))
 
 
 def score_squared_losses(
@@ -601,15 +681,20 @@ def score_squared_losses(
     """
     if expected is None or observed.squared_losses is None:
         return candidate
-    means, width = expected
+
+    means, spread = expected
     z, allowed = _max_z_and_allowed(
-        means, candidate.relative_error, width, observed.squared_losses, z_limit(observed)
+        means, candidate.relative_error, spread, observed.squared_losses, z_limit(observed)
     )
+
     # observed and predicted variances of single losses
-    seen = observed.squared_losses.means - (observed.means[: len(centre)] - centre) ** 2
-    due = means - (candidate.means[: len(centre)] - centre) ** 2
+    observed_variances = (
+        observed.squared_losses.means - (observed.means[: len(centre)] - centre) ** 2
+    )
+    predicted_variances = means - (candidate.means[: len(centre)] - centre) ** 2
     with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 if all draws are left out
-        ratio = float(np.sqrt((seen / due).mean()))
+        ratio = float(np.sqrt((observed_variances / predicted_variances).mean()))
+
     return replace(candidate, z=max(z, candidate.z), allowed=allowed, sd_ratio=ratio)
 
 
@@ -625,20 +710,26 @@ def _max_z_and_allowed(
     A standard error is at least half the one that `spread` predicts. Means that are too skewed for
     a limit have z = 0.
     """
-    stderrs, skewness = observed.stderrs, np.abs(observed.skewness)
+    stderrs = observed.stderrs
+    skewness = np.abs(observed.skewness)
     if spread is not None:
-        least = (
+        min_stderrs = (
             _MIN_STDERR_RATIO * spread.deviations / np.sqrt(observed.num_sets * observed.num_calls)
         )
-        stderrs = np.maximum(stderrs, least)
+        stderrs = np.maximum(stderrs, min_stderrs)
         skewness = np.maximum(skewness, spread.skewness / np.sqrt(observed.num_sets))
-    skewness = skewness / np.sqrt(observed.num_calls)  # from single calls to their mean
-    # z is the part of a difference that rounding cannot explain, in standard errors
+
+    # skewness of the mean over the calls
+    skewness = skewness / np.sqrt(observed.num_calls)
+
+    # z is the difference beyond rounding, in standard errors
     rounding = observed.rounding_bounds + relative_error * (observed.magnitudes + np.abs(means))
-    apart = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
-    z = np.where(apart > 0.0, np.inf, 0.0)
-    np.divide(apart, stderrs, out=z, where=stderrs > rounding * 1e-3)
+    excess = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
+    z = np.where(excess > 0.0, np.inf, 0.0)
+    np.divide(excess, stderrs, out=z, where=stderrs > rounding * 1e-3)
     z[skewness > _MAX_SKEWNESS] = 0.0  # no limit is known for such a mean
+
     # limits for slightly skewed means, by the Cornish-Fisher expansion for Student's t
     limits = limit + skewness * (2.0 * limit**2 + 1.0) / 6.0
+
     return float(z.max()), bool((z <= limits).all())

@@ -61,7 +61,10 @@ def log_counts_of_repeated(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
 
 
 def log_counts_of_set(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
-    """Return the log of the probability that a set of draws contains a class, and 0."""
+    """Return the log of the probability that a set contains a class, and 0.
+
+    A set contains a class at most once, so that the sum of both is the log of the expected count.
+    """
     return drawn.log_inclusion, 0.0
 
 
@@ -241,81 +244,112 @@ class Estimator:
             return []
         if (self.label_margin or self.label_angle) and not problem.has_unit_vectors:
             return []  # margins are defined for cosines
+
         loss_factor = 1.0 / batch if self.divides_loss_by_batch else 1.0
         gradient_factor = 1.0 / batch if self.divides_gradient_by_batch else 1.0
         if self.draws == "all":
-            full = full_sum(problem, self.sums_all_classes)
-            label, label_derivative = self._label_logits_with_margin(problem, full.label_logit)
-            full = replace(
-                full,
-                log_label_mass=label,
-                label_logit=label + self._extra_label_bias(problem),
+            full_softmax = full_sum(problem, self.sums_all_classes)
+            label_logits, label_derivative = self._label_logits_with_margin(
+                problem, full_softmax.label_logit
+            )
+            full_softmax = replace(
+                full_softmax,
+                log_label_mass=label_logits,
+                label_logit=label_logits + self._extra_label_bias(problem),
                 label_derivative=label_derivative,
                 loss_factor=loss_factor,
                 gradient_factor=gradient_factor,
             )
-            return [full]
-        m, num_draws = num_sampled, num_sampled + self.extra_draws
-        least = 2 if self.reduction == "jackknife" else 1
-        if min(m, num_draws) < least or (self.multiplies_correction_by_tau and problem.tau == 1.0):
+            return [full_softmax]
+
+        m = num_sampled
+        num_draws = num_sampled + self.extra_draws
+        min_draws = 2 if self.reduction == "jackknife" else 1
+        if min(m, num_draws) < min_draws or (
+            self.multiplies_correction_by_tau and problem.tau == 1.0
+        ):
             return []
-        labels, rows = problem.labels, np.arange(len(problem.labels))
+
+        labels = problem.labels
+        rows = np.arange(len(problem.labels))
         _, label_derivative = self._label_logits_with_margin(problem, problem.logits[rows, labels])
         with np.errstate(divide="ignore"):  # log 0 for classes that are never drawn
             log_q = np.log(problem.q)
-        log_draw_probs, excludes = log_q, self.excludes_label and self.draws != "independent"
-        if self.counts_accepted_draws or excludes:  # conditional on "not the label"
+
+        log_draw_probs = log_q
+        excludes_label = self.excludes_label and self.draws != "independent"
+
+        # conditional on "not the label"
+        if self.counts_accepted_draws or excludes_label:
             log_draw_probs = log_q - np.log(-np.expm1(log_q[rows, labels]))[:, None]
             log_draw_probs[rows, labels] = -np.inf
-        # distribution of the draws: it is q if hits are drawn first and then rejected
-        probs = np.exp(log_draw_probs if excludes else log_q)
+
+        # distribution of the draws, which is q if hits are drawn first and then rejected
+        probs = np.exp(log_draw_probs if excludes_label else log_q)
+
         # without replacement, inclusion probabilities are conditional on whether the label is drawn
-        given_label = labels if self.counts_accepted_draws and self.draws == "distinct" else None
-        divides = self.counts_accepted_draws and given_label is None and self.divides_by_count
-        reduction = "kept" if divides and self.reduction == "sum" else self.reduction
+        conditioned_label = (
+            labels if self.counts_accepted_draws and self.draws == "distinct" else None
+        )
+        divides_by_count = (
+            self.counts_accepted_draws and conditioned_label is None and self.divides_by_count
+        )
+        reduction = "kept" if divides_by_count and self.reduction == "sum" else self.reduction
         sums = []
-        for weight, sets, tries in self._set_distributions(probs, num_draws, given_label):
+        cases = self._set_distributions(probs, num_draws, conditioned_label)
+        for probability, sets, tries in cases:
             inclusion = -np.expm1(
                 (m if tries is None else tries) * np.log1p(-np.exp(log_draw_probs))
             )
-            if tries is not None:  # as in TensorFlow: m q if no try failed
+
+            # as in TensorFlow: m q if no try failed
+            if tries is not None:
                 inclusion = np.where(tries == m, m * np.exp(log_draw_probs), inclusion)
-            count, present = num_draws, probs
+
+            num_draws_in_sum = num_draws
+            draw_probs = probs
             if sets is not None:
-                count, present = 1, np.array([one.inclusion for one in sets])
-                inclusion = present if self.draws == "distinct" and tries is None else inclusion
+                num_draws_in_sum = 1
+                draw_probs = np.array([sets_of_example.inclusion for sets_of_example in sets])
+                inclusion = draw_probs if self.draws == "distinct" and tries is None else inclusion
+
             if self.draws == "independent":
-                present[rows, labels] = 0.0
+                draw_probs[rows, labels] = 0.0
+
             with np.errstate(divide="ignore"):
                 log_inclusion = np.log(inclusion)
+
             # accepted draws are divided by their number, so that m is not in the correction
-            log_num_draws = 0.0 if divides else float(np.log(m))
+            log_num_draws = 0.0 if divides_by_count else float(np.log(m))
             drawn = DrawLogProbs(log_draw_probs, log_q, log_inclusion, log_num_draws, labels)
             label_logit, log_label_mass, logits = self.label_and_draw_logits(problem, drawn)
+
             # the loss is undefined if a correction is log 0, or if S may be empty
             may_be_empty = self.draws == "independent" or bool(
-                (present[logits == -np.inf] > 0.0).any()
+                (draw_probs[logits == -np.inf] > 0.0).any()
             )
             if np.isnan(logits).any() or (np.isneginf(log_label_mass).any() and may_be_empty):
                 return []
+
             sums.append(
                 SampledSum(
                     reduction=reduction,
                     labels=labels,
-                    probs=present,
+                    probs=draw_probs,
                     logits=logits,
                     log_label_mass=log_label_mass,
                     label_logit=label_logit,
-                    num_draws=count,
+                    num_draws=num_draws_in_sum,
                     label_derivative=label_derivative,
                     loss_factor=loss_factor,
                     gradient_factor=gradient_factor,
                     has_constant_hits=self.hit_constant is not None,
                     detaches_draws=self.detaches_draws,
                     set_distributions=sets,
-                    probability=weight,
+                    probability=probability,
                 )
             )
+
         return sums
 
     def label_and_draw_logits(
@@ -326,7 +360,8 @@ class Estimator:
         The loss is log S minus the label's logit. In the logits of draws, the entry of the label is
         the logit of an accidental hit.
         """
-        labels, rows = problem.labels, np.arange(len(problem.labels))
+        labels = problem.labels
+        rows = np.arange(len(problem.labels))
         x = problem.logits.copy()
         log_label_mass, _ = self._label_logits_with_margin(problem, x[rows, labels])
         label_logit = log_label_mass + self._extra_label_bias(problem)
@@ -335,20 +370,29 @@ class Estimator:
             correction = correction * (problem.tau if self.multiplies_correction_by_tau else 1.0)
             x -= np.where(np.isinf(correction), 0.0, correction)  # inf for classes never drawn
             if self.label_correction:
-                of_label = self.label_correction * correction[rows, labels]
-                log_label_mass = log_label_mass - of_label
-                label_logit = label_logit - of_label
+                label_correction = self.label_correction * correction[rows, labels]
+                log_label_mass = log_label_mass - label_correction
+                label_logit = label_logit - label_correction
+
         if self.label_weight:
             log_label_mass = log_label_mass + np.log(self.label_weight)
         else:  # the label is in S only if it is drawn
             log_label_mass = np.full_like(label_logit, -np.inf)
-        others = {"next": np.roll(labels, -1), "previous": np.roll(labels, 1), "first": labels[0]}
-        if self.hits in others:  # adjacent rows are different examples: see `Observer`
-            x[rows, others[self.hits]] = -np.inf
+
+        masked_labels = {
+            "next": np.roll(labels, -1),
+            "previous": np.roll(labels, 1),
+            "first": labels[0],
+        }
+
+        # adjacent rows are different examples, see `Observer`
+        if self.hits in masked_labels:
+            x[rows, masked_labels[self.hits]] = -np.inf
         elif self.hits == "any":
             x[:, labels] = -np.inf
         elif self.hits != "kept":
             x[rows, labels] = self._logit_of_hits(x[rows, labels])
+
         return label_logit, log_label_mass, x
 
     def _logit_of_hits(self, unmasked: FloatArray) -> FloatArray | float:
@@ -375,8 +419,8 @@ class Estimator:
         """Return ``label_bias_factor - 1`` times the labels' biases (E,), or 0 without biases."""
         if problem.biases is None:
             return 0.0
-        more: FloatArray = (self.label_bias_factor - 1) * problem.biases[problem.labels]
-        return more
+        extra_bias: FloatArray = (self.label_bias_factor - 1) * problem.biases[problem.labels]
+        return extra_bias
 
     def _set_distributions(
         self, probs: FloatArray, num_draws: int, given_label: IntArray | None
@@ -392,23 +436,30 @@ class Estimator:
             return [(1.0, None, None)]
         if self.draws == "distinct" and num_draws >= (probs > 0.0).sum(axis=1).min():
             return []
+
         keys = [row.tobytes() for row in np.ascontiguousarray(probs)]
         if self.corrects_by_tries:
             return _set_distributions_by_tries([by_tries(key, num_draws) for key in keys])
+
         kinds = {
             "once": distinct_of_iid_draws,
             "distinct": first_different,
             "independent": independent,
         }
-        whole = tuple(kinds[self.draws](key, num_draws) for key in keys)
+        distributions = tuple(kinds[self.draws](key, num_draws) for key in keys)
         if given_label is None:
-            return [(1.0, whole, None)]
-        both: list[tuple[FloatArray, tuple[Sets, ...], None]] = []
-        for held in (False, True):
-            given = [one.given(int(t), held) for one, t in zip(whole, given_label, strict=True)]
-            weights, sets = zip(*given, strict=True)
-            both.append((np.array(weights), sets, None))
-        return both
+            return [(1.0, distributions, None)]
+
+        cases: list[tuple[FloatArray, tuple[Sets, ...], None]] = []
+        for contains_label in (False, True):
+            conditioned = [
+                distribution.given(int(t), contains_label)
+                for distribution, t in zip(distributions, given_label, strict=True)
+            ]
+            weights, sets = zip(*conditioned, strict=True)
+            cases.append((np.array(weights), sets, None))
+
+        return cases
 
 
 def _set_distributions_by_tries(
@@ -421,12 +472,15 @@ def _set_distributions_by_tries(
     """
     if not all(found):
         return []
-    parts = []
-    for i in range(max(map(len, found))):  # an example with fewer numbers gets weights of 0
-        tries, weights, sets = zip(*(one[min(i, len(one) - 1)] for one in found), strict=True)
-        is_there = np.array([i < len(one) for one in found])
-        parts.append((is_there * np.array(weights), tuple(sets), np.array(tries)[:, None]))
-    return parts
+    cases = []
+    for index in range(max(map(len, found))):  # an example with fewer numbers gets weights of 0
+        tries, weights, sets = zip(
+            *(example_cases[min(index, len(example_cases) - 1)] for example_cases in found),
+            strict=True,
+        )
+        has_index = np.array([index < len(example_cases) for example_cases in found])
+        cases.append((has_index * np.array(weights), tuple(sets), np.array(tries)[:, None]))
+    return cases
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -495,8 +549,10 @@ class SampledSum:
     @property
     def key(self) -> tuple[object, ...]:
         """A hashable key, which is equal for equal sums."""
-        values = (getattr(self, f.name) for f in fields(self))
-        return tuple(v.tobytes() if isinstance(v, np.ndarray) else v for v in values)
+        values = (getattr(self, field.name) for field in fields(self))
+        return tuple(
+            value.tobytes() if isinstance(value, np.ndarray) else value for value in values
+        )
 
     def with_hit_logits(self, logits: FloatArray) -> SampledSum:
         """Return a copy in which the accidental hits of each example have the given logits (E,)."""
@@ -529,12 +585,13 @@ def sum_without_draws(
 
 def full_sum(problem: Problem, sums_all_classes: bool = False) -> SampledSum:
     """Return S of the full softmax, over the classes with q > 0 or over all classes."""
-    rows, others = np.arange(len(problem.labels)), problem.logits.copy()
+    rows = np.arange(len(problem.labels))
+    others = problem.logits.copy()
     if not sums_all_classes:
         others[problem.q <= 0.0] = -np.inf
-    own = others[rows, problem.labels]
+    label_logits = others[rows, problem.labels]
     others[rows, problem.labels] = -np.inf
-    return sum_without_draws(problem.labels, own, own, others)
+    return sum_without_draws(problem.labels, label_logits, label_logits, others)
 
 
 # the list of known estimators ---------------------------------------------------------------------
@@ -569,8 +626,9 @@ def _estimator_of_scheme(scheme: Scheme, **others: Any) -> Estimator:
         estimand = _ODDS if scheme.hits == "masked" else _CANDIDATE
     else:
         estimand = _SOFTMAX
+
     draws = "independent" if scheme.independent else "repeated"
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "name": scheme.name,
         "estimand": estimand,
         "draws": "distinct" if scheme.distinct else draws,
@@ -580,9 +638,10 @@ def _estimator_of_scheme(scheme: Scheme, **others: Any) -> Estimator:
         "hits": scheme.hits,
         "reduction": "jackknife" if scheme.jackknife else "sum",
     } | others
-    of_set = given["draws"] != "repeated"
+    draws_set = arguments["draws"] != "repeated"
+
     return Estimator(
-        log_expected_counts=log_counts_of_set if of_set else log_counts_of_repeated, **given
+        log_expected_counts=log_counts_of_set if draws_set else log_counts_of_repeated, **arguments
     )
 
 
@@ -599,23 +658,30 @@ def _known_estimators() -> Iterator[Estimator]:
         # keeping hits is a mistake, except without a correction
         if name != "kept":
             yield _estimator_of_scheme(scheme)
+
     logistic = []
-    for name, of in (("nce", "candidate"), ("nce_masked", "candidate_masked")):
+    for name, base_scheme in (("nce", "candidate"), ("nce_masked", "candidate_masked")):
         logistic.append(
-            _estimator_of_scheme(SCHEMES[of], name=name, estimand=_NCE, reduction="logistic")
+            _estimator_of_scheme(
+                SCHEMES[base_scheme], name=name, estimand=_NCE, reduction="logistic"
+            )
         )
-    for end, of in (("", "negatives"), ("_masked", "masked"), ("_kept", "kept")):
-        scheme = SCHEMES[of].without_correction()
+
+    for end, base_scheme in (("", "negatives"), ("_masked", "masked"), ("_kept", "kept")):
+        scheme = SCHEMES[base_scheme].without_correction()
         name = f"negative_sampling{end}"
-        words = {"name": name, "estimand": _NEGATIVE_SAMPLING}
-        logistic.append(_estimator_of_scheme(scheme, reduction="logistic", **words))
+        texts = {"name": name, "estimand": _NEGATIVE_SAMPLING}
+        logistic.append(_estimator_of_scheme(scheme, reduction="logistic", **texts))
+
     yield from logistic
     for name in _ONCE:
         yield _estimator_of_scheme(SCHEMES[name], name=f"{name}_once", draws="once")
+
     yield _estimator_of_scheme(SCHEMES["reject"], name="distinct_reject", draws="distinct")
     for one in logistic:
         name = f"distinct_{one.name}"
         yield replace(one, name=name, draws="distinct", log_expected_counts=log_counts_of_set)
+
     estimand = "it estimates the full softmax loss without bias, from random draws"
     yield _estimator_without_draws("unbiased", estimand)
     yield _estimator_without_draws("in_batch", _BATCH)

@@ -45,12 +45,15 @@ FULL_ACCURACY = IntegrationGrid(step=0.2, left_margin=45.0, uses_expm1=True)  # 
 _HIGH_ACCURACY = IntegrationGrid(step=0.3, left_margin=30.0)  # error of about 1e-12
 _SET_ACCURACY = IntegrationGrid(step=0.5, left_margin=18.0)  # error of about 1e-7
 MOMENT_ACCURACY = IntegrationGrid(step=0.4, left_margin=36.0)  # for moments of losses with sets
-_RIGHT = 4.5  # log u of the last node above the log u where L(u) falls: the rest is below 1e-19
-_BLOCK = 1 << 16  # largest number of values in an array over u and classes, so that it fits a cache
-_FEW_CLASSES = 64  # with more classes, _HIGH_ACCURACY replaces FULL_ACCURACY, to save time
-_MAX_LOGIT = 600.0  # larger logits, of classes that are hardly ever drawn, would overflow u w
-_NO_PROBABILITY = 1e-19  # components of a mixture with a smaller probability are dropped
-_LOWEST = -1e300  # in place of -inf, so that -inf - (-inf) does not occur
+# last log u, above the log u where L(u) falls; the rest of the integral is below 1e-19
+_RIGHT_MARGIN = 4.5
+# largest number of values in an array over u and classes, so that it fits a cache
+_MAX_CHUNK_VALUES = 1 << 16
+_MAX_CLASSES_FULL_ACCURACY = 64  # with more, _HIGH_ACCURACY saves time
+_MAX_LOGIT = 600.0  # larger logits, of very rare classes, would overflow u w
+_MIN_PROBABILITY = 1e-19  # of the components of a mixture; others are dropped
+# in place of -inf, so that -inf - (-inf) does not occur
+_MIN_LOG = -1e300
 
 
 class Means(NamedTuple):
@@ -67,50 +70,69 @@ class Means(NamedTuple):
         `num_gradients` counts the gradients that the loss returns, of h, class vectors and biases.
         Losses and gradients in h are divided by the weights of their examples.
         """
-        own = problem.weights
-        weights_of = {"own": own, "first": np.full_like(own, own[0]), "none": np.ones_like(own)}
-        of_loss = weights_of[weighting.losses]
-        of_h = weights_of[weighting.in_h]
-        of_classes = weights_of[weighting.in_classes]
-        d_logits = self.d_logits * (of_h / own)[:, None]
+        example_weights = problem.weights
+        weights_by_rule = {
+            "own": example_weights,
+            "first": np.full_like(example_weights, example_weights[0]),
+            "none": np.ones_like(example_weights),
+        }
+        loss_weights = weights_by_rule[weighting.losses]
+        h_weights = weights_by_rule[weighting.in_h]
+        class_weights = weights_by_rule[weighting.in_classes]
+
+        d_logits = self.d_logits * (h_weights / example_weights)[:, None]
         dh = problem.tau * d_logits @ problem.class_embeddings
-        d_logits = self.d_logits * of_classes[:, None]
+
+        d_logits = self.d_logits * class_weights[:, None]
+
         rows = np.arange(len(d_logits))
-        d_logits[rows, problem.labels] += (1.0 - weighting.label_fraction) * of_classes
+        d_logits[rows, problem.labels] += (1.0 - weighting.label_fraction) * class_weights
         d_vectors = problem.tau * d_logits.T @ problem.h
+
         # vectors are divided by their norms, so that gradients are orthogonal to them
         if problem.has_unit_vectors:
             dh = dh - (dh * problem.h).sum(axis=1, keepdims=True) * problem.h
             vectors = problem.class_embeddings
             d_vectors = d_vectors - (d_vectors * vectors).sum(axis=1, keepdims=True) * vectors
+
         views = problem.view_directions / len(d_logits)
-        parts = [
-            self.losses * of_loss / own,
+        values = [
+            self.losses * loss_weights / example_weights,
             dh,
             views.T @ d_vectors,
             (d_logits @ views).sum(axis=0),
         ]
-        return np.concatenate([part.ravel() for part in parts[: 1 + num_gradients]])
+
+        return np.concatenate([value.ravel() for value in values[: 1 + num_gradients]])
 
 
 def expectation(sums: Sequence[SampledSum]) -> Means:
     """Return the exact means of a loss whose random sum S is one of several, with probabilities."""
-    found = [_expectation_of_sum(sampled_sum) for sampled_sum in sums]
+    means = [_expectation_of_sum(sampled_sum) for sampled_sum in sums]
     losses = np.sum(
-        [sampled_sum.probability * x.losses for sampled_sum, x in zip(sums, found, strict=True)],
+        [
+            sampled_sum.probability * mean.losses
+            for sampled_sum, mean in zip(sums, means, strict=True)
+        ],
         axis=0,
     )
+
     weights = [np.reshape(sampled_sum.probability, (-1, 1)) for sampled_sum in sums]
-    d_logits = np.sum([w * x.d_logits for w, x in zip(weights, found, strict=True)], axis=0)
+    d_logits = np.sum(
+        [weight * mean.d_logits for weight, mean in zip(weights, means, strict=True)], axis=0
+    )
+
     return Means(losses, d_logits)
 
 
 def _expectation_of_sum(sampled_sum: SampledSum) -> Means:
-    """Return the exact means of a loss with one random sum."""
-    rows, labels = np.arange(len(sampled_sum.labels)), sampled_sum.labels
+    """Return the exact means of the loss whose random sum is `sampled_sum`."""
+    rows = np.arange(len(sampled_sum.labels))
+    labels = sampled_sum.labels
     if sampled_sum.reduction == "logistic":
         # the loss is a sum: log(1 + exp(x)) for each draw, and log(1 + exp(-x)) for the label
-        x, counts = sampled_sum.logits, sampled_sum.num_draws * sampled_sum.probs
+        x = sampled_sum.logits
+        counts = sampled_sum.num_draws * sampled_sum.probs
         losses = (np.logaddexp(0.0, x) * counts).sum(axis=1) + np.logaddexp(
             0.0, -sampled_sum.label_logit
         )
@@ -119,33 +141,47 @@ def _expectation_of_sum(sampled_sum: SampledSum) -> Means:
             -np.logaddexp(0.0, sampled_sum.label_logit)
         )
         return Means(sampled_sum.loss_factor * losses, sampled_sum.gradient_factor * d_logits)
-    mass = sampled_sum.log_fixed_mass
-    losses, of_certain = mass - sampled_sum.label_logit, np.ones(len(rows))
+
+    log_mass = sampled_sum.log_fixed_mass
+    losses = log_mass - sampled_sum.label_logit
+    included_fractions = np.ones(len(rows))
     d_logits = np.zeros_like(sampled_sum.logits)
     if sampled_sum.num_draws:
-        few = d_logits.shape[1] <= _FEW_CLASSES  # starting threads takes longer than the integrals
-        grid = (
-            _SET_ACCURACY
-            if sampled_sum.set_distributions
-            else FULL_ACCURACY
-            if few
-            else _HIGH_ACCURACY
+        # with few classes, starting threads takes longer than the integrals
+        has_few_classes = d_logits.shape[1] <= _MAX_CLASSES_FULL_ACCURACY
+        if sampled_sum.set_distributions:
+            grid = _SET_ACCURACY
+        elif has_few_classes:
+            grid = FULL_ACCURACY
+        else:
+            grid = _HIGH_ACCURACY
+
+        map_examples: Any = map if has_few_classes else thread_map
+        example_terms = map_examples(
+            lambda example: integral_terms(sampled_sum, int(example), 0.0, grid), rows
         )
-        over: Any = map if few else thread_map
-        found = over(lambda example: integral_terms(sampled_sum, int(example), 0.0, grid), rows)
-        for example, terms in enumerate(found):
+        for example, terms in enumerate(example_terms):
             losses[example] = terms.log_sum_terms.sum()
-            of_certain[example] = terms.base_fraction
+            included_fractions[example] = terms.base_fraction
             d_logits[example] = terms.draw_fractions
+
     if sampled_sum.detaches_draws:
         d_logits[:] = 0.0
+
     # the gradient of log S - label_logit is the fraction of each class in S, minus 1 at the label
-    if sampled_sum.has_constant_hits:  # constants have no gradient
+    if sampled_sum.has_constant_hits:
         d_logits[rows, labels] = 0.0
     if sampled_sum.always_included_logits is not None:
-        d_logits += of_certain[:, None] * np.exp(sampled_sum.always_included_logits - mass[:, None])
-    of_label = of_certain * np.exp(sampled_sum.log_label_mass - np.maximum(mass, _LOWEST)) - 1.0
-    d_logits[rows, labels] += sampled_sum.label_derivative * of_label
+        d_logits += included_fractions[:, None] * np.exp(
+            sampled_sum.always_included_logits - log_mass[:, None]
+        )
+
+    label_terms = (
+        included_fractions * np.exp(sampled_sum.log_label_mass - np.maximum(log_mass, _MIN_LOG))
+        - 1.0
+    )
+    d_logits[rows, labels] += sampled_sum.label_derivative * label_terms
+
     return Means(sampled_sum.loss_factor * losses, sampled_sum.gradient_factor * d_logits)
 
 
@@ -154,19 +190,21 @@ def label_smoothing_terms(
 ) -> Means:
     """Return the means that label smoothing adds to a loss, for a smoothing fraction of 1.
 
-    The target is then spread evenly over the label and the draws. `counts` (E, n) are the expected
-    numbers of draws of each class, and `logits` (E, n) the logits of these draws. With
-    `hits_follow_label` the logits of draws of the label change with the label's logit; otherwise
-    they are constants. For other fractions the terms are proportional to the fraction.
+    The target is then spread evenly over the label and the draws; for other fractions, the terms
+    are proportional to the fraction. `counts` (E, n) are the expected numbers of draws of each
+    class, and `logits` (E, n) the logits of these draws. With `hits_follow_label` the logits of
+    accidental hits change with the label's logit; otherwise they are constants.
     """
-    rows, num = np.arange(len(logits)), 1.0 + counts.sum(axis=1)
+    rows = np.arange(len(logits))
+    num_candidates = 1.0 + counts.sum(axis=1)
+
     # the smoothed target puts the same weight on each candidate
-    candidates = (sampled_sum.label_logit + (counts * logits).sum(axis=1)) / num
-    d_logits = -counts / num[:, None]
+    mean_logits = (sampled_sum.label_logit + (counts * logits).sum(axis=1)) / num_candidates
+    d_logits = -counts / num_candidates[:, None]
     if not hits_follow_label:
         d_logits[rows, sampled_sum.labels] = 0.0
-    d_logits[rows, sampled_sum.labels] += 1.0 - 1.0 / num
-    return Means(sampled_sum.label_logit - candidates, d_logits)
+    d_logits[rows, sampled_sum.labels] += 1.0 - 1.0 / num_candidates
+    return Means(sampled_sum.label_logit - mean_logits, d_logits)
 
 
 # the integral ------------------------------------------------------------------------------------
@@ -193,36 +231,44 @@ def integral_terms(
 ) -> IntegralTerms:
     """Compute the terms of E log S, and mean fractions of S, for the example with this index.
 
-    `centre` is subtracted from the loss. See `IntegralTerms`.
+    `centre` is subtracted from the loss; see `IntegralTerms`.
     """
     sets = None if sampled_sum.set_distributions is None else sampled_sum.set_distributions[example]
     shift = sampled_sum.label_logit[example] + centre
     weights = np.exp(np.minimum(sampled_sum.logits[example] - shift, _MAX_LOGIT))
     base = float(np.exp(sampled_sum.log_fixed_mass[example] - shift))
-    largest = base + (sampled_sum.num_draws * weights.max() if sets is None else weights.sum())
-    least = (
-        base if base > 0.0 else weights[(sampled_sum.probs[example] > 0.0) & (weights > 0.0)].min()
-    )
+    max_sum = base + (sampled_sum.num_draws * weights.max() if sets is None else weights.sum())
+    if base > 0.0:
+        min_sum = base
+    else:
+        min_sum = weights[(sampled_sum.probs[example] > 0.0) & (weights > 0.0)].min()
+
     # L(u) falls where u S is about 1, between the largest and the smallest possible S
-    start = -np.log(max(largest, 1.0)) - grid.left_margin
-    log_u = np.arange(start, -np.log(min(least, 1.0)) + _RIGHT, grid.step)
+    start = -np.log(max(max_sum, 1.0)) - grid.left_margin
+    log_u = np.arange(start, -np.log(min(min_sum, 1.0)) + _RIGHT_MARGIN, grid.step)
     u = np.exp(log_u)
+
     if sets is not None:
-        means, parts = sets.means(np.exp(np.outer(-u, weights)))
+        means, draw_means = sets.means(np.exp(np.outer(-u, weights)))
         remaining = np.exp(-u * base)
         log_sum_terms = grid.step * (np.exp(-u) - remaining * means.real)
         measure = grid.step * u * remaining
         base_fraction = float(measure @ means.real) * base
-        return IntegralTerms(log_u, log_sum_terms, base_fraction, weights * (measure @ parts.real))
+        return IntegralTerms(
+            log_u, log_sum_terms, base_fraction, weights * (measure @ draw_means.real)
+        )
+
     products = _mixture_components(sampled_sum, example, weights)
     minus_1 = np.expm1 if grid.uses_expm1 else _fast_expm1
     terms: list[FloatArray] = []
-    base_fraction, draw_fractions = 0.0, np.zeros_like(weights)
-    for part in np.array_split(u, 1 + len(u) * len(weights) // _BLOCK):
-        found = mixture(products, base, part, grid.step, minus_1)  # type: ignore[no-untyped-call]
-        terms.append(found[0])
-        base_fraction += found[1]
-        draw_fractions += found[2]
+    base_fraction = 0.0
+    draw_fractions = np.zeros_like(weights)
+    for chunk in np.array_split(u, 1 + len(u) * len(weights) // _MAX_CHUNK_VALUES):
+        chunk_terms = mixture(products, base, chunk, grid.step, minus_1)  # type: ignore[no-untyped-call]
+        terms.append(chunk_terms[0])
+        base_fraction += chunk_terms[1]
+        draw_fractions += chunk_terms[2]
+
     return IntegralTerms(log_u, np.concatenate(terms), base_fraction, draw_fractions)
 
 
@@ -237,33 +283,41 @@ def _mixture_components(
 ) -> list[MixtureComponent]:
     """Return the Laplace transform of S for one example, as a mixture of products.
 
-    It is an argument of `samplesoft.bias.plain.mixture`. A component is (weight, factors). A factor
-    stands for independent draws, and holds their distribution (n,), the mass (n,) that a draw of
-    each class adds to S, and the number of draws.
+    It has the form that `samplesoft.bias.plain.mixture` expects. A component is (weight, factors).
+    A factor stands for independent draws: it contains their distribution (n,), the mass (n,) that
+    a draw of each class adds to S, and the number of draws.
     """
-    probs, m, label = sampled_sum.probs[example], sampled_sum.num_draws, sampled_sum.labels[example]
+    probs = sampled_sum.probs[example]
+    m = sampled_sum.num_draws
+    label = sampled_sum.labels[example]
     if sampled_sum.reduction == "twice":
         return [(1.0, [(probs, 2.0 * weights, 1), (probs, weights, m - 1)])]
+
     # m times the loss of all draws, minus m - 1 times the loss of all but one
     if sampled_sum.reduction == "jackknife":
         all_but_one = (probs, weights * m / (m - 1), m - 1)
         return [(m, [(probs, weights, m)]), (1.0 - m, [all_but_one])]
+
     if sampled_sum.reduction == "kept":  # a component for each number of accepted draws
-        kept = probs[weights > 0.0].sum()
-        of_kept = np.where(weights > 0.0, probs, 0.0) / kept
-        return [(p, [(of_kept, weights / (k or 1), k)]) for k, p in _likely_success_counts(m, kept)]
-    if sampled_sum.reduction == "one hit less":  # a component for each number of hits
-        hit = np.zeros_like(probs)
-        hit[label] = 1.0
-        others = probs * (1.0 - hit) / (1.0 - probs[label])
+        accept_prob = probs[weights > 0.0].sum()
+        accepted_probs = np.where(weights > 0.0, probs, 0.0) / accept_prob
         return [
-            (p, [(others, weights, m - k), (hit, abs(k - 1) * weights, min(k, 1))])
+            (p, [(accepted_probs, weights / (k or 1), k)])
+            for k, p in _likely_success_counts(m, accept_prob)
+        ]
+    if sampled_sum.reduction == "one hit less":  # a component for each number of hits
+        is_label = np.zeros_like(probs)
+        is_label[label] = 1.0
+        other_probs = probs * (1.0 - is_label) / (1.0 - probs[label])
+        return [
+            (p, [(other_probs, weights, m - k), (is_label, abs(k - 1) * weights, min(k, 1))])
             for k, p in _likely_success_counts(m, probs[label])
         ]
+
     return [(1.0, [(probs, weights, m)])]
 
 
 def _likely_success_counts(m: int, probability: float) -> list[tuple[int, float]]:
-    """Return pairs (number of successes in m trials, its probability), unless negligible."""
-    found = binom.pmf(np.arange(m + 1), m, probability)
-    return [(k, p) for k, p in enumerate(found) if p > _NO_PROBABILITY]
+    """Return pairs (number of successes in m trials, probability), without negligible ones."""
+    probs = binom.pmf(np.arange(m + 1), m, probability)
+    return [(k, p) for k, p in enumerate(probs) if p > _MIN_PROBABILITY]

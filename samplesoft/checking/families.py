@@ -17,9 +17,9 @@ from samplesoft.checking.fitted import (
     candidates_with_scaled_gradients,
 )
 from samplesoft.checking.known import (
+    candidates_of_distinct_draws,
     candidates_with_two_faults,
-    distinct_candidates,
-    distinct_candidates_with_fault,
+    faulty_candidates_of_distinct_draws,
     full_candidate,
     known_candidates,
 )
@@ -57,7 +57,9 @@ class Family(NamedTuple):
 
 def _candidates_that_draw(state: CheckState) -> Iterable[Candidate]:
     """Return the known candidates except the full softmax."""
-    return (one for one in known_candidates(state.observer) if one.scheme != "full")
+    return (
+        candidate for candidate in known_candidates(state.observer) if candidate.scheme != "full"
+    )
 
 
 def _unbiased_candidate(state: CheckState) -> Iterable[Candidate]:
@@ -67,12 +69,12 @@ def _unbiased_candidate(state: CheckState) -> Iterable[Candidate]:
 
 
 def _candidates_with_dependent_draws(state: CheckState) -> Iterator[Candidate]:
-    """Yield the tested candidates that failed only by their variance, with dependent draws."""
-    for one in state.tested:
-        if one.sd_ratio and not one.fault:
-            ratio = f"{one.sd_ratio:.3g} times that of a loss with independent draws"
+    """Yield candidates with dependent draws, for tested ones of which only the variance is off."""
+    for candidate in state.tested:
+        if candidate.sd_ratio and not candidate.fault:
+            ratio = f"{candidate.sd_ratio:.3g} times that of a loss with independent draws"
             yield replace(
-                one,
+                candidate,
                 fault="dependent_draws",
                 equivalents=(),
                 sums=(),
@@ -84,7 +86,7 @@ def _candidates_with_dependent_draws(state: CheckState) -> Iterator[Candidate]:
 # in this order, because later families are less simple or take longer
 FAMILIES = (
     Family(_candidates_that_draw, skip_if_allowed="never"),
-    Family(lambda state: distinct_candidates(state.observer), skip_if_allowed="right"),
+    Family(lambda state: candidates_of_distinct_draws(state.observer), skip_if_allowed="right"),
     Family(
         lambda state: candidates_with_gradient_faults(state.observer, list(state.tested)),
         skip_if_allowed="any",
@@ -96,7 +98,9 @@ FAMILIES = (
         skip_if_allowed="any",
     ),
     Family(_unbiased_candidate, skip_if_allowed="any"),
-    Family(lambda state: distinct_candidates_with_fault(state.observer), skip_if_allowed="any"),
+    Family(
+        lambda state: faulty_candidates_of_distinct_draws(state.observer), skip_if_allowed="any"
+    ),
     Family(
         lambda state: chain(
             candidates_with_other_proposals(state.observer),

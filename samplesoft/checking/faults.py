@@ -82,14 +82,22 @@ class Fault:
 
 def changed_fields(right: Estimator, wrong: Estimator) -> dict[str, Any]:
     """Return the fields in which a wrong estimator differs from the right one, with its values."""
-    values = {f.name: (getattr(wrong, f.name), getattr(right, f.name)) for f in fields(right)}
+    values = {
+        field.name: (getattr(wrong, field.name), getattr(right, field.name))
+        for field in fields(right)
+    }
     return {name: value for name, (value, before) in values.items() if value != before}
 
 
 def combine_faults(right: Estimator, one: Estimator, other: Estimator) -> Estimator | None:
     """Return the estimator with two mistakes; None if both replace the same field."""
-    first, second = changed_fields(right, one), changed_fields(right, other)
-    return None if first.keys() & second else replace(right, **first | second)
+    first_changes = changed_fields(right, one)
+    second_changes = changed_fields(right, other)
+    return (
+        None
+        if first_changes.keys() & second_changes
+        else replace(right, **first_changes | second_changes)
+    )
 
 
 # wrong functions for `Estimator.log_expected_counts` ----------------------------------------------
@@ -121,8 +129,8 @@ def _counts_with_other_m(change: int) -> ExpectedCounts:
 
 def _counts_given_not_label(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
     """Return the two terms of ``log(m q / (1 - q_t))``, where q_t is the q of the label."""
-    of_label = drawn.log_proposal[np.arange(len(drawn.labels)), drawn.labels]
-    return drawn.log_proposal - np.log(-np.expm1(of_label))[:, None], drawn.log_num_draws
+    label_log_q = drawn.log_proposal[np.arange(len(drawn.labels)), drawn.labels]
+    return drawn.log_proposal - np.log(-np.expm1(label_log_q))[:, None], drawn.log_num_draws
 
 
 def _counts_with_clipped_q(log_least: float) -> ExpectedCounts:

@@ -32,16 +32,22 @@ def candidates_with_gradient_faults(
 ) -> Iterator[Candidate]:
     """Yield the faultless ones of `tested`, with a fault in the summation of gradients."""
     faults = {name: fault for name, fault in FAULTS.items() if fault.in_gradients}
-    for one, (name, fault) in product(tested, faults.items()):
-        if one.fault is not None or one.expected is None:
+    for candidate, (name, fault) in product(tested, faults.items()):
+        if candidate.fault is not None or candidate.expected is None:
             continue
-        for wrong in fault.applied_to(ESTIMATORS[one.scheme]):
+
+        for wrong in fault.applied_to(ESTIMATORS[candidate.scheme]):
             weighting = wrong.weighting
-            means = one.expected.observed_means(observer.problem, observer.num_gradients, weighting)
-            if not np.array_equal(means, one.means):
+            means = candidate.expected.observed_means(
+                observer.problem, observer.num_gradients, weighting
+            )
+
+            if not np.array_equal(means, candidate.means):
                 # `sums` give the moments of losses with their own weights only
-                sums = one.sums if weighting.losses == "own" else ()
-                yield replace(one, fault=name, means=means, spread=None, sums=sums, equivalents=())
+                sums = candidate.sums if weighting.losses == "own" else ()
+                yield replace(
+                    candidate, fault=name, means=means, spread=None, sums=sums, equivalents=()
+                )
 
 
 def with_scaled_gradient(
@@ -54,26 +60,30 @@ def with_scaled_gradient(
     """
     if not is_gradient.any():
         return None
-    unit = _distance_units(observed)[is_gradient]
-    due = candidate.means[is_gradient] / unit
-    size = float(due @ due)
-    if not 0.0 < size < np.inf:
+
+    units = _distance_units(observed)[is_gradient]
+    expected_gradient = candidate.means[is_gradient] / units
+    square_norm = float(expected_gradient @ expected_gradient)
+    if not 0.0 < square_norm < np.inf:
         return None
+
     # least squares, in units of the standard errors
-    factor = float(due @ (observed.means[is_gradient] / unit)) / size
-    error = 4.0 / np.sqrt(size)
+    factor = float(expected_gradient @ (observed.means[is_gradient] / units)) / square_norm
+    error = 4.0 / np.sqrt(square_norm)
     if abs(factor - 1.0) <= error:
         return None
+
     factor = _round_to_simple_fraction(factor, error)
     factors = np.where(is_gradient, factor, 1.0)
-    width = candidate.spread
-    if width is not None:
-        width = width._replace(deviations=width.deviations * np.abs(factors))
+    spread = candidate.spread
+    if spread is not None:
+        spread = spread._replace(deviations=spread.deviations * np.abs(factors))
+
     return replace(
         candidate,
         fault="gradient_scaled",
         means=candidate.means * factors,
-        spread=width,
+        spread=spread,
         detail=f"the gradient is {_describe_factor(factor)} the gradient of these losses",
         gradient_factor=factor,
         equivalents=(),
@@ -85,14 +95,14 @@ def _round_to_simple_fraction(value: float, error: float) -> float:
 
     Other values are returned unchanged.
     """
-    inverse = abs(value) < 1.0
-    whole = round(1.0 / value if inverse else value) if value else 0
-    if whole == 0:
+    uses_reciprocal = abs(value) < 1.0
+    integer = round(1.0 / value if uses_reciprocal else value) if value else 0
+    if integer == 0:
         return value
-    nearest_one = 1.0 / whole if inverse else float(whole)
-    gap = 1.0 / (whole * whole) if inverse else 1.0
-    is_it = abs(value - nearest_one) <= error and 2.0 * error < gap
-    return nearest_one if is_it else value
+    rounded = 1.0 / integer if uses_reciprocal else float(integer)
+    gap = 1.0 / (integer * integer) if uses_reciprocal else 1.0
+    is_close = abs(value - rounded) <= error and 2.0 * error < gap
+    return rounded if is_close else value
 
 
 def _describe_factor(factor: float) -> str:
@@ -108,9 +118,9 @@ def candidates_with_scaled_gradients(
 ) -> Iterator[Candidate]:
     """Yield the faultless ones of `tested`, with the gradient multiplied by a fitted constant."""
     is_gradient = np.arange(len(observed.means)) >= len(observer.problem.labels)
-    for one in tested:
-        if one.fault is None and one.expected is not None:
-            scaled = with_scaled_gradient(one, observed, is_gradient)
+    for candidate in tested:
+        if candidate.fault is None and candidate.expected is not None:
+            scaled = with_scaled_gradient(candidate, observed, is_gradient)
             if scaled is not None:
                 yield scaled
 
@@ -121,8 +131,8 @@ def candidates_with_scaled_gradients(
 def _faultless_sums(observer: Observer, problem: Problem) -> Iterator[tuple[Estimator, SampledSum]]:
     """Yield the faultless estimators with independent draws, each with its sum on a problem."""
     for right in estimators_with_draws("repeated", "independent"):
-        for one in right(problem, observer.num_sampled, observer.batch_size):
-            yield right, one
+        for sampled_sum in right(problem, observer.num_sampled, observer.batch_size):
+            yield right, sampled_sum
 
 
 def candidates_with_other_proposals(
@@ -131,30 +141,34 @@ def candidates_with_other_proposals(
     """Yield candidates for `schemes` whose draws follow another proposal than `check_loss` got."""
     problem = observer.problem
     for fault, words, q in _other_proposals(problem):
-        of_both = (_faultless_sums(observer, one) for one in (replace(problem, q=q), problem))
-        for (right, drawn), (_, meant) in zip(*of_both, strict=True):
+        other_sums = _faultless_sums(observer, replace(problem, q=q))
+        given_sums = _faultless_sums(observer, problem)
+        for (right, other_sum), (_, given_sum) in zip(other_sums, given_sums, strict=True):
             if right.name not in schemes:
                 continue
+
             # either draws and correction are by the other proposal, or only the draws
-            constant = f"draws and correction by {words}"
-            if np.isfinite(drawn.label_logit).all():  # not if a label has q = 0
-                yield make_candidate(observer, right.name, fault, [drawn], constant)
-            constant = f"draws by {words}, correction by the proposal that was passed"
-            other = replace(meant, probs=drawn.probs, set_distributions=drawn.set_distributions)
-            yield make_candidate(observer, right.name, fault, [other], constant)
+            detail = f"draws and correction by {words}"
+            if np.isfinite(other_sum.label_logit).all():  # not if a label has q = 0
+                yield make_candidate(observer, right.name, fault, [other_sum], detail)
+            detail = f"draws by {words}, correction by the proposal that was passed"
+            mixed_sum = replace(
+                given_sum, probs=other_sum.probs, set_distributions=other_sum.set_distributions
+            )
+            yield make_candidate(observer, right.name, fault, [mixed_sum], detail)
 
 
 def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
     """Yield other proposals as tuples (fault, description, probabilities (E, n))."""
-    for name, of_size in NAMED_PROPOSALS.items():
-        q = np.broadcast_to(of_size(problem.num_classes), problem.q.shape)
+    for name, make_proposal in NAMED_PROPOSALS.items():
+        q = np.broadcast_to(make_proposal(problem.num_classes), problem.q.shape)
         if not np.allclose(q, problem.q):
             yield "other_proposal", repr(name), q
-    drawn = np.sort(problem.classes_by_frequency)
-    for words, left_out in (("last", drawn[-1]), ("first", drawn[0])):
-        if len(drawn) > 2:
+    drawn_ids = np.sort(problem.classes_by_frequency)
+    for words, excluded_id in (("last", drawn_ids[-1]), ("first", drawn_ids[0])):
+        if len(drawn_ids) > 2:
             q = problem.q.copy()
-            q[:, left_out] = 0.0
+            q[:, excluded_id] = 0.0
             q /= q.sum(axis=1, keepdims=True)
             yield "class_never_drawn", f"the proposal that was passed, without the {words} class", q
 
@@ -166,11 +180,11 @@ def candidates_with_other_temperatures(
     observer: Observer, observed: Observed
 ) -> Iterator[Candidate]:
     """Yield the faultless candidates with a fitted inverse temperature instead of `tau`."""
-    sizes = observer.num_sampled, observer.batch_size
+    draw_counts = observer.num_sampled, observer.batch_size
 
     def candidate_at_tau(right: Estimator, log_tau: float) -> Candidate:
         here = observer.problem.with_tau(float(np.exp(log_tau)))
-        sums = right(here, *sizes)
+        sums = right(here, *draw_counts)
         expected = expectation(sums)
         return Candidate(
             right.name,
@@ -183,15 +197,17 @@ def candidates_with_other_temperatures(
 
     grid = np.log(observer.problem.tau) + LOG_FACTORS
     for right in estimators_with_draws("repeated", "independent"):
-        if right(observer.problem, *sizes):
+        if right(observer.problem, *draw_counts):
             yield nearest_candidate(partial(candidate_at_tau, right), grid, observed)
 
 
 # mistakes with an unknown constant ---------------------------------------------------------------
 
 _MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)  # usual logits of masked hits
-_FAR_BEHIND = 30.0  # a label with a larger loss (nats) has a negligible probability
-_MIN_SMOOTHING = 1e-3  # smaller smoothing fractions have no effect except by the logit of hits
+# a label with a larger loss (nats) has a negligible probability
+_MIN_LOSS_OF_NEGLIGIBLE = 30.0
+# smaller smoothing fractions have no effect except by the logit of hits
+_MIN_SMOOTHING = 1e-3
 _MAX_SMOOTHING = 0.9  # largest smoothing fraction
 
 
@@ -199,21 +215,26 @@ def candidates_with_fitted_constants(
     observer: Observer, observed: Observed, schemes: Container[str] = ESTIMATORS
 ) -> Iterator[Candidate]:
     """Yield a candidate for each fault with an unknown constant, fitted to the observed means."""
-    problem, sizes = observer.problem, (observer.num_sampled, observer.batch_size)
-    for right in (
-        estimators_with_draws("repeated", "independent")
-        if observer.is_random
-        else estimators_with_draws("all")
-    ):
+    problem = observer.problem
+    draw_counts = (observer.num_sampled, observer.batch_size)
+    if observer.is_random:
+        estimators = estimators_with_draws("repeated", "independent")
+    else:
+        estimators = estimators_with_draws("all")
+
+    for right in estimators:
         if right.name not in schemes:
             continue
-        for one in right(problem, *sizes) if right.is_log_of_sum else ():
-            yield from _candidates_with_constant_in_log(observer, observed, right.name, one)
+
+        for sampled_sum in right(problem, *draw_counts) if right.is_log_of_sum else ():
+            yield from _candidates_with_constant_in_log(observer, observed, right.name, sampled_sum)
+
         for name, fault in FAULTS.items():
-            for fit in fault.fitted if fault.where(right) else ():
-                if fit.apply(right, float(fit.grid[0]))(problem, *sizes):  # the fault can be made
-                    candidate_at = partial(_candidate_with_constant, observer, right, name, fit)
-                    yield nearest_candidate(candidate_at, fit.grid, observed)
+            for form in fault.fitted if fault.where(right) else ():
+                wrong = form.apply(right, float(form.grid[0]))
+                if wrong(problem, *draw_counts):  # the fault can be made
+                    candidate_at = partial(_candidate_with_constant, observer, right, name, form)
+                    yield nearest_candidate(candidate_at, form.grid, observed)
 
 
 def _candidate_with_constant(
@@ -228,9 +249,9 @@ def _candidate_with_constant(
 
 def candidates_with_label_smoothing(observer: Observer, observed: Observed) -> Iterator[Candidate]:
     """Yield candidates with label smoothing, for all losses that are the log of a sum."""
-    for right, one in _faultless_sums(observer, observer.problem):
+    for right, sampled_sum in _faultless_sums(observer, observer.problem):
         if right.is_log_of_sum:
-            yield from _candidates_with_smoothed_sum(observer, observed, right.name, one)
+            yield from _candidates_with_smoothed_sum(observer, observed, right.name, sampled_sum)
 
 
 def _candidates_with_constant_in_log(
@@ -243,11 +264,13 @@ def _candidates_with_constant_in_log(
     approximated by exp of minus the mean loss.
     """
     plain = expectation([sampled_sum])
-    last = int(plain.losses.argmax())
-    if plain.losses[last] > _FAR_BEHIND:
-        log_constant = -float(observed.means[last])
+    worst = int(plain.losses.argmax())
+
+    if plain.losses[worst] > _MIN_LOSS_OF_NEGLIGIBLE:
+        log_constant = -float(observed.means[worst])
         fraction = expit(-plain.losses - log_constant)  # p / (p + constant)
         losses = -np.logaddexp(-plain.losses, log_constant)
+
         capped = Means(losses, plain.d_logits * fraction[:, None])
         yield Candidate(
             scheme,
@@ -258,7 +281,8 @@ def _candidates_with_constant_in_log(
         )
 
 
-_POLISHES, _NUDGE = 3, 1e-6
+_NUM_NEWTON_STEPS = 3
+_DERIVATIVE_STEP = 1e-6
 
 
 def nearest_candidate(
@@ -268,28 +292,31 @@ def nearest_candidate(
 
     `x` is the best entry of `grid`, refined between its neighbours in the grid.
     """
-    unit = _distance_units(observed)
+    units = _distance_units(observed)
 
     def squared_distance(constant: float) -> float:
-        away: FloatArray = (candidate_at(constant).means - observed.means) / unit
-        return float((away**2).sum())
+        differences: FloatArray = (candidate_at(constant).means - observed.means) / units
+        return float((differences**2).sum())
 
-    at = int(np.argmin([squared_distance(constant) for constant in grid]))
-    ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-    found = minimize_scalar(
-        squared_distance, bounds=ends, method="bounded", options={"xatol": 1e-9}
+    best = int(np.argmin([squared_distance(constant) for constant in grid]))
+    bounds = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    minimum = minimize_scalar(
+        squared_distance, bounds=bounds, method="bounded", options={"xatol": 1e-9}
     )
-    constant = float(found.x)
-    # a deterministic loss must be matched to rounding, but a minimum of squares is flat, which
-    # gives half of the digits only: Gauss-Newton steps give all
+    constant = float(minimum.x)
+
+    # A deterministic loss must be matched up to rounding, but a minimum of squares is flat, which
+    # gives only half of the digits. Gauss-Newton steps give all digits.
     if not observed.stderrs.any():
-        for _ in range(_POLISHES):
-            away, more = (
-                candidate_at(x).means - observed.means for x in (constant, constant + _NUDGE)
+        for _ in range(_NUM_NEWTON_STEPS):
+            differences, moved = (
+                candidate_at(x).means - observed.means
+                for x in (constant, constant + _DERIVATIVE_STEP)
             )
-            derivative = (more - away) / _NUDGE
-            square = float(derivative @ derivative)
-            constant -= float(away @ derivative) / max(square, _NUDGE)
+            derivative = (moved - differences) / _DERIVATIVE_STEP
+            square_norm = float(derivative @ derivative)
+            constant -= float(differences @ derivative) / max(square_norm, _DERIVATIVE_STEP)
+
     return candidate_at(constant)
 
 
@@ -316,20 +343,26 @@ def _candidates_with_smoothed_sum(
     with the label's logit, or it is constant.
     """
     rows = np.arange(len(sampled_sum.labels))
-    hits, probs = (
-        sampled_sum.logits[rows, sampled_sum.labels],
-        sampled_sum.probs[rows, sampled_sum.labels],
-    )
-    masked = bool(((hits == -np.inf) & (probs > 0.0)).any())
+    hit_logits = sampled_sum.logits[rows, sampled_sum.labels]
+    probs = sampled_sum.probs[rows, sampled_sum.labels]
+    has_masked_hits = bool(((hit_logits == -np.inf) & (probs > 0.0)).any())
     plain = expectation([sampled_sum])
-    for mask, follow in product(_MASKS, (False, True)) if masked else [(None, True)]:
-        logits = np.where(probs > 0.0, hits, 0.0) if mask is None else np.full_like(hits, mask)
-        x = sampled_sum.with_hit_logits(logits).logits
-        added = label_smoothing_terms(
-            sampled_sum, sampled_sum.num_draws * sampled_sum.probs, x, follow
+
+    cases: Iterable[tuple[float | None, bool]] = (
+        product(_MASKS, (False, True)) if has_masked_hits else [(None, True)]
+    )
+    for mask, hits_follow_label in cases:
+        if mask is None:
+            logits = np.where(probs > 0.0, hit_logits, 0.0)
+        else:
+            logits = np.full_like(hit_logits, mask)
+
+        draw_logits = sampled_sum.with_hit_logits(logits).logits
+        smoothing_terms = label_smoothing_terms(
+            sampled_sum, sampled_sum.num_draws * sampled_sum.probs, draw_logits, hits_follow_label
         )
-        parts = [SmoothedMeans(plain, added, observer.problem)]
-        yield fit_smoothing(parts, observer.num_gradients, observed, scheme, mask)
+        smoothed_means = [SmoothedMeans(plain, smoothing_terms, observer.problem)]
+        yield fit_smoothing(smoothed_means, observer.num_gradients, observed, scheme, mask)
 
 
 def observed_plain_and_smoothing(
@@ -339,14 +372,14 @@ def observed_plain_and_smoothing(
 
     The values of all problems are concatenated. The second array is for a smoothing fraction of 1.
     """
-    both = (
+    pairs = (
         (
-            part.plain.observed_means(part.problem, num_gradients),
-            part.smoothing.observed_means(part.problem, num_gradients),
+            smoothed.plain.observed_means(smoothed.problem, num_gradients),
+            smoothed.smoothing.observed_means(smoothed.problem, num_gradients),
         )
-        for part in parts
+        for smoothed in parts
     )
-    plain, added = zip(*both, strict=True)
+    plain, added = zip(*pairs, strict=True)
     return np.concatenate(plain), np.concatenate(added)
 
 
@@ -362,23 +395,28 @@ def fit_smoothing(
     `mask` is the constant logit that masked hits have in the average over candidates, or None.
     """
     plain, added = observed_plain_and_smoothing(parts, num_gradients)
+
     # least squares for the fraction, in which the loss is linear, in units of the standard errors
-    unit: FloatArray = _distance_units(observed)
-    direction: FloatArray = added / unit
-    fraction = float(((observed.means - plain) / unit * direction).sum() / (direction**2).sum())
+    units: FloatArray = _distance_units(observed)
+    direction: FloatArray = added / units
+    fraction = float(((observed.means - plain) / units * direction).sum() / (direction**2).sum())
     fraction = min(max(fraction, 0.0), _MAX_SMOOTHING)
     expected = None
     if len(parts) == 1:
-        part = parts[0]
+        smoothed = parts[0]
         expected = Means(
-            part.plain.losses + fraction * part.smoothing.losses,
-            part.plain.d_logits + fraction * part.smoothing.d_logits,
+            smoothed.plain.losses + fraction * smoothed.smoothing.losses,
+            smoothed.plain.d_logits + fraction * smoothed.smoothing.d_logits,
         )
-    fault, words = "label_smoothing", f"smoothing {fraction:.3g}"
+
+    fault = "label_smoothing"
+    words = f"smoothing {fraction:.3g}"
     if mask is not None:
-        fault, words = "smoothed_hits", f"{words}, hits at {mask:.3g}"
+        fault = "smoothed_hits"
+        words = f"{words}, hits at {mask:.3g}"
         if fraction < _MIN_SMOOTHING:  # only the logit of hits has an effect
             words = f"smoothing times the logit of hits is {fraction * mask:.3g}"
+
     return Candidate(scheme, fault, means=plain + fraction * added, expected=expected, detail=words)
 
 
@@ -389,8 +427,8 @@ def _distance_units(observed: Observed) -> FloatArray:
     """
     if not observed.stderrs.any():  # deterministic losses
         return observed.rounding_bounds
-    unit = observed.stderrs + observed.rounding_bounds
-    few = (observed.stderrs == 0.0) | (
+    units = observed.stderrs + observed.rounding_bounds
+    has_few_occurrences = (observed.stderrs == 0.0) | (
         np.abs(observed.skewness) > np.sqrt(observed.num_calls) / 10.0
     )
-    return np.where(few, np.inf, unit)
+    return np.where(has_few_occurrences, np.inf, units)

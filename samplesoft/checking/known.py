@@ -28,14 +28,20 @@ from samplesoft.checking.problems import NAMED_PROPOSALS, Problem
 
 _MAX_CLASSES_OF_SLOW_FAULTS = 64  # with more, the slow mistake "counted_twice" is not tried
 _MAX_CLASSES_DISTINCT = 512  # with more, draws without replacement are not tried
-_MAX_CACHED = 32  # number of lists of candidates that are cached for later calls of `check_loss`
+_MAX_CACHED_LISTS = 32  # lists of candidates for later calls of `check_loss`
 _CACHE: dict[tuple[object, ...], list[Candidate]] = {}
 # for draws without replacement, whose means are slow, only the most frequent mistakes are tried
-_COMMON = ("log_q_added", "uncorrected", "distinct_as_repeated", "hits_kept", "label_uncorrected")
+_COMMON_FAULTS = (
+    "log_q_added",
+    "uncorrected",
+    "distinct_as_repeated",
+    "hits_kept",
+    "label_uncorrected",
+)
 
 
 def _single_faults() -> list[tuple[str]]:
-    """Return the names of faults without an unknown constant, each as a tuple of one name."""
+    """Return tuples of one name each: the faults of estimators that have no fitted constant."""
     return [(name,) for name, fault in FAULTS.items() if fault.ways and not fault.in_gradients]
 
 
@@ -48,11 +54,12 @@ def known_candidates(observer: Observer) -> list[Candidate]:
         return merge_equal_means(
             _make_candidates(observer, [(), *_single_faults()], [ESTIMATORS["full"]])
         )
-    rights = estimators_with_draws("all", "repeated", "independent")
+
+    estimators = estimators_with_draws("all", "repeated", "independent")
 
     def make_candidates() -> list[Candidate]:
         return [
-            *merge_equal_means(_make_candidates(observer, [(), *_single_faults()], rights)),
+            *merge_equal_means(_make_candidates(observer, [(), *_single_faults()], estimators)),
             *_mixed_candidates(observer),
         ]
 
@@ -61,31 +68,33 @@ def known_candidates(observer: Observer) -> list[Candidate]:
 
 def full_candidate(known: Iterable[Candidate]) -> Candidate:
     """Return the candidate of the full softmax without a fault."""
-    return next(one for one in known if one.name == ("full", None))
+    return next(candidate for candidate in known if candidate.name == ("full", None))
 
 
-def distinct_candidates(observer: Observer) -> list[Candidate]:
-    """Return the faultless candidates without replacement, or whose repeats count once."""
-    rights = estimators_with_draws("distinct", "once")
+def candidates_of_distinct_draws(observer: Observer) -> list[Candidate]:
+    """Return the faultless candidates whose draws are distinct, or whose repeats count once."""
+    estimators = estimators_with_draws("distinct", "once")
     return _cached_candidates(
-        observer, "distinct", lambda: merge_equal_means(_make_candidates(observer, [()], rights))
+        observer,
+        "distinct",
+        lambda: merge_equal_means(_make_candidates(observer, [()], estimators)),
     )
 
 
-def distinct_candidates_with_fault(observer: Observer) -> list[Candidate]:
-    """Return the candidates of `distinct_candidates` with one fault."""
-    rights = estimators_with_draws("distinct", "once")
+def faulty_candidates_of_distinct_draws(observer: Observer) -> list[Candidate]:
+    """Return the candidates of `candidates_of_distinct_draws`, each with one fault."""
+    estimators = estimators_with_draws("distinct", "once")
     return _cached_candidates(
         observer,
         "mistakes",
-        lambda: merge_equal_means(_make_candidates(observer, _single_faults(), rights)),
+        lambda: merge_equal_means(_make_candidates(observer, _single_faults(), estimators)),
     )
 
 
 def tested_kinds_of_draws(problem: Problem) -> tuple[str, ...]:
     """Return the kinds of draws whose exact means can be computed fast enough for `problem`."""
-    few = problem.num_classes <= _MAX_CLASSES_DISTINCT
-    return "all", "repeated", "independent", "once", *(("distinct",) if few else ())
+    tests_distinct = problem.num_classes <= _MAX_CLASSES_DISTINCT
+    return "all", "repeated", "independent", "once", *(("distinct",) if tests_distinct else ())
 
 
 def candidates_by_name(
@@ -93,16 +102,19 @@ def candidates_by_name(
 ) -> list[Candidate]:
     """Return the candidates with the given names (scheme, fault).
 
-    Names of faults with a fitted constant are skipped. Candidates with equal means are merged, and
-    a faultless one represents its group.
+    Names of faults with a fitted constant are skipped. Candidates with equal means are merged; a
+    group with a faultless candidate is represented by this candidate.
     """
     known = {name for (name,) in _single_faults()}
     right_first = sorted(names, key=lambda name: (name[1] is not None, str(name)))
-    mistakes = [(scheme, tuple(fault.split(AND)) if fault else ()) for scheme, fault in right_first]
+
+    schemes_and_faults = [
+        (scheme, tuple(fault.split(AND)) if fault else ()) for scheme, fault in right_first
+    ]
     return merge_equal_means(
         chain.from_iterable(
             _make_candidates(observer, [faults], [ESTIMATORS[scheme]])
-            for scheme, faults in mistakes
+            for scheme, faults in schemes_and_faults
             if known.issuperset(faults)
         )
     )
@@ -110,16 +122,17 @@ def candidates_by_name(
 
 def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
     """Return the candidates with two mistakes."""
-    single = [name for (name,) in _single_faults()]
-    repeated = estimators_with_draws("all", "repeated", "independent")
+    single_faults = [name for (name,) in _single_faults()]
+    repeated_estimators = estimators_with_draws("all", "repeated", "independent")
+
     return _cached_candidates(
         observer,
         "pairs",
         lambda: merge_equal_means(
             chain(
-                _make_candidates(observer, combinations(single, 2), repeated),
+                _make_candidates(observer, combinations(single_faults, 2), repeated_estimators),
                 _make_candidates(
-                    observer, combinations(_COMMON, 2), estimators_with_draws("distinct")
+                    observer, combinations(_COMMON_FAULTS, 2), estimators_with_draws("distinct")
                 ),
             )
         ),
@@ -132,33 +145,37 @@ def _cached_candidates(
     """Return ``make_candidates()``, cached by the problem, the observer's settings and `family`."""
     problem = observer.problem
     arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q, problem.weights
-    sizes = problem.tau, observer.num_sampled, observer.batch_size, observer.num_gradients
-    key = (family, *(array.tobytes() for array in arrays), *sizes, *FAULTS)
+    settings = problem.tau, observer.num_sampled, observer.batch_size, observer.num_gradients
+    key = (family, *(array.tobytes() for array in arrays), *settings, *FAULTS)
     if key not in _CACHE:
-        if len(_CACHE) >= _MAX_CACHED:
+        if len(_CACHE) >= _MAX_CACHED_LISTS:
             _CACHE.clear()
         _CACHE[key] = make_candidates()
     return _CACHE[key]
 
 
 def _make_candidates(
-    observer: Observer, mistakes: Iterable[tuple[str, ...]], rights: Iterable[Estimator]
+    observer: Observer, mistakes: Iterable[tuple[str, ...]], estimators: Iterable[Estimator]
 ) -> Iterator[Candidate]:
-    """Yield candidates for each right estimator with each tuple of mistakes, made in every way."""
-    problem, sizes = observer.problem, (observer.num_sampled, observer.batch_size)
+    """Yield candidates for each right estimator with each tuple of mistakes, in all their forms."""
+    problem = observer.problem
     known: dict[tuple[object, ...], Candidate] = {}
-    for names, right in product(mistakes, rights):
+    for names, right in product(mistakes, estimators):
         for wrong in _with_faults(right, names):
             if wrong.reduction == "twice" and problem.num_classes > _MAX_CLASSES_OF_SLOW_FAULTS:
                 continue
-            for detail, one in _estimator_variants(problem, wrong, right, names):
-                sums = one(problem, *sizes)
+
+            for detail, variant in _estimator_variants(problem, wrong, right, names):
+                sums = variant(problem, observer.num_sampled, observer.batch_size)
+
                 # a variant that does not depend on the number of tries repeats the one before it
                 if not sums or (
-                    one.corrects_by_tries and len({s.logits.tobytes() for s in sums}) == 1
+                    variant.corrects_by_tries
+                    and len({sampled_sum.logits.tobytes() for sampled_sum in sums}) == 1
                 ):
                     continue
-                key = tuple(each.key for each in sums)
+
+                key = tuple(sampled_sum.key for sampled_sum in sums)
                 fault = AND.join(names) or None
                 if key not in known:
                     known[key] = make_candidate(observer, right.name, fault, sums, with_spread=True)
@@ -166,17 +183,21 @@ def _make_candidates(
 
 
 def _with_faults(right: Estimator, names: tuple[str, ...]) -> list[Estimator]:
-    """Return an estimator with zero, one or two named mistakes, made in every way.
+    """Return the variants of an estimator with zero, one or two named mistakes.
 
-    The list is empty if the mistakes cannot be made in `right`.
+    There is one variant for each form of a mistake, or for each pair of forms of two mistakes. The
+    list is empty if the mistakes cannot be made in `right`.
     """
     if not names:
         return [right]
-    first, *rest = (FAULTS[name].applied_to(right) for name in names)
-    if not rest:
-        return first
-    both = (combine_faults(right, one, other) for one, other in product(first, rest[0]))
-    return [one for one in both if one is not None]
+    first_faults, *second_faults = (FAULTS[name].applied_to(right) for name in names)
+    if not second_faults:
+        return first_faults
+    combined = (
+        combine_faults(right, first, second)
+        for first, second in product(first_faults, second_faults[0])
+    )
+    return [estimator for estimator in combined if estimator is not None]
 
 
 def _estimator_variants(
@@ -187,7 +208,7 @@ def _estimator_variants(
     Variants correct by the number of tries, or let the full softmax include classes with q = 0.
     """
     yield "", wrong
-    if right.corrects_distinct_draws and {*names} <= {*_COMMON}:
+    if right.corrects_distinct_draws and {*names} <= {*_COMMON_FAULTS}:
         yield BY_TRIES, replace(wrong, corrects_by_tries=True)
     if right.name == "full" and (problem.q <= 0.0).any():
         yield OF_ALL, replace(wrong, sums_all_classes=True)
@@ -218,41 +239,56 @@ def _mixed_candidates(observer: Observer) -> Iterator[Candidate]:
     The batch is always the same, so that its labels are always included. The labels follow the
     proposal of the problem; the draws are uniform, log-uniform, or follow that proposal too.
     """
-    problem, m, batch = observer.problem, observer.num_sampled, observer.batch_size
+    problem = observer.problem
+    m = observer.num_sampled
+    batch_size = observer.batch_size
     labels = problem.labels
+
     # counts of the labels in the batch, which contains the same number of copies of each example
-    times = np.bincount(labels, minlength=problem.num_classes) * (batch // len(labels))
+    label_counts = np.bincount(labels, minlength=problem.num_classes) * (batch_size // len(labels))
     with np.errstate(divide="ignore"):
-        log_times = np.log(times)
+        log_counts_in_batch = np.log(label_counts)
+
     proposals = {"`proposal` too": problem.q}
-    for name, named in NAMED_PROPOSALS.items():
-        q = np.broadcast_to(named(problem.num_classes), problem.q.shape)
+    for name, make_proposal in NAMED_PROPOSALS.items():
+        q = np.broadcast_to(make_proposal(problem.num_classes), problem.q.shape)
         if all(not np.allclose(q, other) for other in proposals.values()):
             proposals[f"{name!r}"] = q
+
     schemes = (("mixed", "masked"), ("mixed_candidate", "candidate_masked"))
     faults = (None, "uncorrected", "corrected_apart")
-    for (words, q), (name, scheme), fault in product(proposals.items(), schemes, faults):
+
+    for (proposal_name, q), (name, scheme), fault in product(proposals.items(), schemes, faults):
         with np.errstate(divide="ignore"):
-            of_labels, of_draws = np.log((batch - 1) * problem.q), np.log(m * q)
-        if fault != "corrected_apart":  # log((B - 1) q + m u), u the distribution of draws
-            of_labels = of_draws = np.logaddexp(of_labels, of_draws)
-        one = ESTIMATORS[scheme]
+            log_expected_labels = np.log((batch_size - 1) * problem.q)
+            log_expected_draws = np.log(m * q)
+
+        # log((B - 1) q + m u), where u is the distribution of the draws
+        if fault != "corrected_apart":
+            log_expected_labels = log_expected_draws = np.logaddexp(
+                log_expected_labels, log_expected_draws
+            )
+
+        estimator = ESTIMATORS[scheme]
         if fault == "uncorrected":
-            (one,) = FAULTS[fault].applied_to(one)
-        own, base, certain = one.label_and_draw_logits(
-            problem, log_probs_from_counts(problem, of_labels)
+            (estimator,) = FAULTS[fault].applied_to(estimator)
+
+        label_logit, log_label_mass, included_logits = estimator.label_and_draw_logits(
+            problem, log_probs_from_counts(problem, log_expected_labels)
         )
-        _, _, logits = one.label_and_draw_logits(problem, log_probs_from_counts(problem, of_draws))
-        mixed = SampledSum(
+        _, _, logits = estimator.label_and_draw_logits(
+            problem, log_probs_from_counts(problem, log_expected_draws)
+        )
+        sampled_sum = SampledSum(
             reduction="sum",
             labels=labels,
             probs=q,
             logits=logits,
-            log_label_mass=base,
-            label_logit=own,
+            log_label_mass=log_label_mass,
+            label_logit=label_logit,
             num_draws=m,
-            always_included_logits=certain + log_times,
+            always_included_logits=included_logits + log_counts_in_batch,
         )
-        detail = f"draws are by {words}"
-        candidate = make_candidate(observer, name, fault, [mixed], detail, with_spread=True)
-        yield replace(candidate, expected=None)  # its bias is that of one batch
+        detail = f"draws are by {proposal_name}"
+        candidate = make_candidate(observer, name, fault, [sampled_sum], detail, with_spread=True)
+        yield replace(candidate, expected=None)  # these means are for one particular batch

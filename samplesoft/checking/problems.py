@@ -15,17 +15,22 @@ from samplesoft.checking.calls import call_proposal
 from samplesoft.samplers.frequency import log_uniform_weights
 
 REPLICAS = 16  # copies of each example in a batch
-_LEAST_DRAWN = 3  # smallest number of classes with q > 0
-# for a proposal that works for any n: smallest n, and largest n - m
-_LEAST_CLASSES, _MORE_CLASSES = 8, 32
+_MIN_DRAWN_CLASSES = 3  # smallest number of classes with q > 0
+# for a proposal that works for any number of classes n: smallest n, and largest n - m
+_MIN_CLASSES = 8
+_MAX_CLASSES_BEYOND_M = 32
 # smallest and largest dimension, unless the proposal fixes it; `extreme_problems` needs at least 8
-_LEAST_DIMS, _MOST_DIMS = 8, 12
-NUM_VIEWS = 4  # random directions on which gradients in class vectors and biases are projected
+_MIN_DIMS = 8
+_MAX_DIMS = 12
+# random directions on which gradients in class vectors and biases are projected
+NUM_VIEWS = 4
 _WEIGHTS = (1.5, 0.5, 2.0, 1.0)  # weights of the four examples
-_LIKELY = np.array([0.15, 0.4, 0.4, 0.15])  # intended softmax probabilities of the four labels
-_RARE = 2.0  # a label's logit is raised if it is lower than intended by more (nats)
-_SPREAD = 1.5  # standard deviation of the logits of an example
-_CANDIDATES = 64  # random contexts from which the best four are chosen
+# intended softmax probabilities of the four labels
+_LABEL_PROBS = np.array([0.15, 0.4, 0.4, 0.15])
+# a label's logit is raised if it is lower than intended by more than this (nats)
+_MAX_LOGIT_DEFICIT = 2.0
+_LOGIT_DEVIATION = 1.5  # standard deviation of the logits of an example
+_NUM_CONTEXTS = 64  # random contexts, of which the best four are used
 NAMED_PROPOSALS: dict[str, Callable[[int], FloatArray]] = {
     "uniform": lambda n: np.full(n, 1.0 / n),
     "log-uniform": lambda n: log_uniform_weights(n) / log_uniform_weights(n).sum(),
@@ -111,24 +116,28 @@ def make_problem(
 ) -> Problem:
     """Return a problem of four examples for a proposal in any of the forms of `check_loss`.
 
-    The labels are frequent and rare classes, with moderate probabilities under the softmax. `key`
-    is the seed of the vectors.
+    The labels are two frequent and two rare classes, which have moderate probabilities under the
+    softmax. `key` is the seed of the vectors.
     """
     rng = np.random.default_rng(int(key))
-    # n > m, so that draws without replacement are possible and do not contain all classes
-    n = max(_LEAST_CLASSES, num_sampled + min(num_sampled, _MORE_CLASSES))
+
+    # with n > m, draws without replacement do not contain all classes
+    num_classes = max(_MIN_CLASSES, num_sampled + min(num_sampled, _MAX_CLASSES_BEYOND_M))
     if isinstance(proposal, type):
         raise TypeError(
             f"`proposal` must not be a class, got {proposal.__name__}; make one, as in "
             f"{proposal.__name__}(...)."
         )
-    is_sampler, dim = hasattr(proposal, "probs"), None
+
+    is_sampler = hasattr(proposal, "probs")
+    sampler_dim = None
     if is_sampler:
-        n, dim = int(proposal.num_classes), getattr(proposal, "dim", None)
+        num_classes = int(proposal.num_classes)
+        sampler_dim = getattr(proposal, "dim", None)
     elif isinstance(proposal, str):
-        values = NAMED_PROPOSALS[as_choice("proposal", proposal, NAMED_PROPOSALS)](n)
+        values = NAMED_PROPOSALS[as_choice("proposal", proposal, NAMED_PROPOSALS)](num_classes)
     elif callable(proposal):
-        values = call_proposal(proposal, n)
+        values = call_proposal(proposal, num_classes)
     elif np.ndim(proposal) == 0:
         raise TypeError(
             "`proposal` must be probabilities (n,), a function of n that returns them, one of "
@@ -136,91 +145,131 @@ def make_problem(
             "uniform draws from 8 classes write 'uniform' or numpy.full(8, 1 / 8)."
         )
     else:
-        n, values = int(np.shape(proposal)[-1]), proposal
-    if n < _LEAST_DRAWN:
+        num_classes = int(np.shape(proposal)[-1])
+        values = proposal
+
+    if num_classes < _MIN_DRAWN_CLASSES:
         raise ValueError(
-            f"`proposal` must be over at least {_LEAST_DRAWN} classes, got {n}: with fewer, "
-            "schemes cannot be told apart."
+            f"`proposal` must be over at least {_MIN_DRAWN_CLASSES} classes, got {num_classes}: "
+            "with fewer, schemes cannot be told apart."
         )
-    d = min(max(n, _LEAST_DIMS), _MOST_DIMS) if dim is None else dim
-    rows = rng.standard_normal((n, d))
-    contexts = rng.standard_normal((_CANDIDATES, d))
-    biases = 0.5 * rng.standard_normal(n) if with_biases else None
-    if has_unit_vectors:  # logits are tau times cosines, so that their spread is fixed
-        rows, contexts = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (rows, contexts))
+
+    num_dims = min(max(num_classes, _MIN_DIMS), _MAX_DIMS) if sampler_dim is None else sampler_dim
+    class_vectors = rng.standard_normal((num_classes, num_dims))
+    contexts = rng.standard_normal((_NUM_CONTEXTS, num_dims))
+    biases = 0.5 * rng.standard_normal(num_classes) if with_biases else None
+
+    # logits of unit vectors are tau times cosines, so that their spread is fixed
+    if has_unit_vectors:
+        class_vectors, contexts = (
+            vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            for vectors in (class_vectors, contexts)
+        )
     else:
-        contexts *= _SPREAD / (tau * (contexts @ rows.T).std(axis=1, keepdims=True))
-    logits = tau * contexts @ rows.T + (0.0 if biases is None else biases)
-    if is_sampler:
-        values = call_proposal(proposal.probs, None if dim is None else contexts)
-    q = np.atleast_2d(as_proposal("proposal", values, n))
-    # classes with q = 0, such as padding, are never drawn and are never labels
-    drawn = np.flatnonzero((q > 0.0).all(axis=0))
-    if len(drawn) < _LEAST_DRAWN:
-        raise ValueError(
-            f"`proposal` must be above 0 for at least {_LEAST_DRAWN} classes, got {len(drawn)} of "
-            f"{n}: with fewer, schemes cannot be told apart."
+        contexts *= _LOGIT_DEVIATION / (
+            tau * (contexts @ class_vectors.T).std(axis=1, keepdims=True)
         )
-    q = np.broadcast_to(q / q.sum(axis=1, keepdims=True), (len(contexts), n))
+
+    logits = tau * contexts @ class_vectors.T + (0.0 if biases is None else biases)
+    if is_sampler:
+        values = call_proposal(proposal.probs, None if sampler_dim is None else contexts)
+
+    q = np.atleast_2d(as_proposal("proposal", values, num_classes))
+
+    # classes with q = 0, such as padding, are never drawn and are never labels
+    drawn_ids = np.flatnonzero((q > 0.0).all(axis=0))
+    if len(drawn_ids) < _MIN_DRAWN_CLASSES:
+        raise ValueError(
+            f"`proposal` must be above 0 for at least {_MIN_DRAWN_CLASSES} classes, got "
+            f"{len(drawn_ids)} of {num_classes}: with fewer, schemes cannot be told apart."
+        )
+
+    q = np.broadcast_to(q / q.sum(axis=1, keepdims=True), (len(contexts), num_classes))
+
     # two labels that are often drawn and two that are rarely drawn
-    order = drawn[np.argsort(q.mean(axis=0)[drawn], kind="stable")]
-    often, rare = order[-1], order[len(order) // 4]
-    labels = np.array([often, rare, order[-2], order[0]])
+    by_frequency = drawn_ids[np.argsort(q.mean(axis=0)[drawn_ids], kind="stable")]
+    frequent = by_frequency[-1]
+    rare = by_frequency[len(by_frequency) // 4]
+    labels = np.array([frequent, rare, by_frequency[-2], by_frequency[0]])
+
     probs = softmax(logits, axis=1)
-    chosen: list[int] = []
-    for label, wanted in zip(labels, _LIKELY, strict=True):
-        distance = np.abs(np.log(probs[:, label] / wanted))
-        distance[chosen] = np.inf  # use each context once
-        chosen.append(int(distance.argmin()))
-    every = Problem(
-        rows, biases, contexts, labels, logits, q, np.ones(len(contexts)), tau, has_unit_vectors
+    context_ids: list[int] = []
+    for label, intended in zip(labels, _LABEL_PROBS, strict=True):
+        distance = np.abs(np.log(probs[:, label] / intended))
+        distance[context_ids] = np.inf  # use each context once
+        context_ids.append(int(distance.argmin()))
+
+    all_contexts = Problem(
+        class_vectors,
+        biases,
+        contexts,
+        labels,
+        logits,
+        q,
+        np.ones(len(contexts)),
+        tau,
+        has_unit_vectors,
     )
-    problem = every.select_examples(np.array(chosen), labels)
-    if dim is None and not has_unit_vectors:
+    problem = all_contexts.select_examples(np.array(context_ids), labels)
+    if sampler_dim is None and not has_unit_vectors:
         problem = _raise_unlikely_labels(problem)
+
     return replace(problem, weights=np.array(_WEIGHTS)) if with_weights else problem
 
 
 def _raise_unlikely_labels(problem: Problem) -> Problem:
-    """Return a problem in which every label has a sufficient probability under the softmax.
+    """Return a problem whose labels all have a sufficient probability under the softmax.
 
     With very many classes a label's probability may be so small that the treatment of accidental
-    hits has no visible effect. The vectors get one more dimension for each example, in which only
-    its label and its context are not 0, and which raises the label's logit.
+    hits has no visible effect. The vectors get one more dimension for each example. Only the label
+    and the context of the example are not 0 in it, so that it raises the label's logit.
     """
-    rows, labels = np.arange(len(problem.labels)), problem.labels
-    own, others = problem.logits[rows, labels], problem.logits.copy()
+    rows = np.arange(len(problem.labels))
+    labels = problem.labels
+    label_logits = problem.logits[rows, labels]
+    others = problem.logits.copy()
     others[rows, labels] = -np.inf
-    wanted = np.logaddexp.reduce(others, axis=1) + logit(_LIKELY)
-    less = np.where(wanted - own > _RARE, wanted - own, 0.0)
-    if not less.any():
+    intended_logits = np.logaddexp.reduce(others, axis=1) + logit(_LABEL_PROBS)
+    deficits = np.where(
+        intended_logits - label_logits > _MAX_LOGIT_DEFICIT, intended_logits - label_logits, 0.0
+    )
+    if not deficits.any():
         return problem
+
     marks = np.zeros((problem.num_classes, len(labels)))
     marks[labels, rows] = 1.0
     logits = problem.logits.copy()
-    logits[rows, labels] += less
+    logits[rows, labels] += deficits
+
     return replace(
         problem,
         class_embeddings=np.hstack([problem.class_embeddings, marks]),
-        h=np.hstack([problem.h, np.diag(less / problem.tau)]),
+        h=np.hstack([problem.h, np.diag(deficits / problem.tau)]),
         logits=logits,
     )
 
 
 # --- extreme problems ----------------------------------------------------------------------------
 
-# level of all logits of an example; how far a label is ahead of or behind the others (nats)
-_LOW, _AHEAD, _BEHIND = -16.0, 18.0, -40.0
-_MANY_CLASSES = 10_000
+# in nats: level of the logits of an example; by how much a label's logit is above or below others
+_LOW_LEVEL = -16.0
+_LABEL_LEAD = 18.0
+_LABEL_LAG = -40.0
+_NUM_MANY_CLASSES = 10_000
 MAX_EXTREMES = 3  # largest number of extreme problems
-_LITTLE = 0.05  # standard deviation of the logits' differences from log q
-_POWERS = (1.0, 0.75, 1.25, 1.0)  # logits of an example are near the log of q to its power
-_CALLS_OF_FEW, _CALLS_OF_MANY = 1024, 128  # calls with few classes, and with _MANY_CLASSES
-_RAISED = 8  # largest number of raised classes, each far above all others in one example
-_ABOVE = 4.0  # log-ratio of the term of a raised class to the terms of all other draws (nats)
-# occurrences that the calls should contain: draws of a raised class, and two draws of one label
-_TIMES_RAISED, _TIMES_TWICE = 100.0, 20.0
-_MOST_CALLS_OF_FEW = 16384
+# standard deviation of the difference of a logit from log q
+_NOISE_DEVIATION = 0.05
+# for each example: its logits are near this power times log q
+_POWERS = (1.0, 0.75, 1.25, 1.0)
+# minimum number of calls with few classes; number of calls with many
+_NUM_CALLS_FEW_CLASSES = 1024
+_NUM_CALLS_MANY_CLASSES = 128
+_MAX_RAISED_CLASSES = 8  # raised classes, each with the highest logit of one example
+_RAISED_LOG_RATIO = 4.0  # raised class over all other draws (nats)
+# expected occurrences in all calls: draws of a raised class, and two draws of one label
+_NUM_RAISED_DRAWS = 100.0
+_NUM_DOUBLE_DRAWS = 20.0
+_MAX_CALLS_FEW_CLASSES = 16384
 
 
 class ExtremeProblem(NamedTuple):
@@ -233,55 +282,70 @@ class ExtremeProblem(NamedTuple):
 def extreme_problems(
     proposal: Any, problem: Problem, num_sampled: int, key: np.uint64
 ) -> Iterator[ExtremeProblem]:
-    """Yield problems on which mistakes have an effect that other problems do not show.
+    """Yield problems that show mistakes without an effect on ordinary problems.
 
-    The first problem has low logits and labels far ahead, which reveal masks that leak, and a label
-    far behind, which reveals probabilities that are kept away from 0. The second has single classes
-    far above all others, which reveal classes that are never drawn although q > 0. If the proposal
-    works for any n, the third has 10,000 classes with tiny q. Logits are near log q, so that all
-    draws have about the same weight and means have small errors.
+    The first problem has low logits, and labels whose logits are far above all others, which reveal
+    masks that leak; and a label far below, which reveals probabilities that are kept away from 0.
+    The second problem has single classes far above all others, which reveal classes that are never
+    drawn although q > 0. The third, for a proposal that works for any n, has 10,000 classes with
+    tiny q. Logits are near log q, so that all draws have about the same weight and means have small
+    errors.
 
-    The problems have as many dimensions as `problem`, because a loss may depend on that. None is
-    yielded if there are too few dimensions, if the proposal depends on contexts, or for unit
-    vectors, whose logits cannot be far apart.
+    The problems have as many dimensions as `problem`, because a loss may depend on that number. No
+    problem is yielded if there are too few dimensions, if the proposal depends on contexts, or for
+    unit vectors, whose logits cannot be far apart.
     """
     d = problem.class_embeddings.shape[1]
-    if d < _LEAST_DIMS or problem.has_unit_vectors or np.ptp(problem.q, axis=0).any():
+    if d < _MIN_DIMS or problem.has_unit_vectors or np.ptp(problem.q, axis=0).any():
         return
-    q, order = problem.q[0], problem.classes_by_frequency
-    often = order[[-1, -2, -2, -1]]
-    marks = np.zeros((problem.num_classes, len(often)))
-    marks[often, range(len(often))] = 1.0
-    levels, ahead = np.array([[_LOW, 0.0, 0.0, 0.0], [0.0, _BEHIND, _AHEAD, _AHEAD]])
-    levelled = _problem_near_log_q(
+
+    q = problem.q[0]
+    by_frequency = problem.classes_by_frequency
+    frequent_labels = by_frequency[[-1, -2, -2, -1]]
+    marks = np.zeros((problem.num_classes, len(frequent_labels)))
+    marks[frequent_labels, range(len(frequent_labels))] = 1.0
+
+    levels, lead = np.array(
+        [[_LOW_LEVEL, 0.0, 0.0, 0.0], [0.0, _LABEL_LAG, _LABEL_LEAD, _LABEL_LEAD]]
+    )
+    low_problem = _problem_near_log_q(
         problem,
         q=q,
-        labels=often,
+        labels=frequent_labels,
         levels=levels,
         powers=np.array(_POWERS),
         marks=marks,
-        ahead=np.diag(ahead),
+        mark_logits=np.diag(lead),
         key=key,
     )
-    # enough calls for several draws of one label, unless these are too rare to be seen
-    calls = _num_calls_for(binom.sf(1, num_sampled, q[often].min()), _TIMES_TWICE)
-    yield ExtremeProblem(levelled, calls if calls < _MOST_CALLS_OF_FEW else _CALLS_OF_FEW)
+
+    # enough calls for several draws of one label, unless that is too rare to occur
+    num_calls = _num_calls_for(
+        binom.sf(1, num_sampled, q[frequent_labels].min()), _NUM_DOUBLE_DRAWS
+    )
+    yield ExtremeProblem(
+        low_problem, num_calls if num_calls < _MAX_CALLS_FEW_CLASSES else _NUM_CALLS_FEW_CLASSES
+    )
+
     yield _problem_with_raised_classes(problem, num_sampled, key)
-    named = NAMED_PROPOSALS.get(proposal) if isinstance(proposal, str) else proposal
-    if callable(named):
-        q = as_proposal("proposal", call_proposal(named, _MANY_CLASSES), _MANY_CLASSES)
-        order = np.argsort(q, kind="stable")[(q <= 0.0).sum() :]
-        many = _problem_near_log_q(
+
+    make_proposal = NAMED_PROPOSALS.get(proposal) if isinstance(proposal, str) else proposal
+    if callable(make_proposal):
+        q = as_proposal(
+            "proposal", call_proposal(make_proposal, _NUM_MANY_CLASSES), _NUM_MANY_CLASSES
+        )
+        by_frequency = np.argsort(q, kind="stable")[(q <= 0.0).sum() :]
+        large_problem = _problem_near_log_q(
             problem,
             q=q / q.sum(),
-            labels=order[[-1, len(order) // 4, -2, 0]],
+            labels=by_frequency[[-1, len(by_frequency) // 4, -2, 0]],
             levels=np.zeros(4),
             powers=np.array(_POWERS),
             marks=np.zeros((len(q), 4)),
-            ahead=np.zeros((4, 4)),
+            mark_logits=np.zeros((4, 4)),
             key=key,
         )
-        yield ExtremeProblem(many, _CALLS_OF_MANY)
+        yield ExtremeProblem(large_problem, _NUM_CALLS_MANY_CLASSES)
 
 
 def _problem_with_raised_classes(
@@ -289,40 +353,56 @@ def _problem_with_raised_classes(
 ) -> ExtremeProblem:
     """Return a problem with one raised class in each example: its logit is far above all others.
 
-    The loss then shows whether this class is drawn with probability q, however many classes there
-    are. The raised classes are those at both ends, which ranges that are off by one leave out, and
-    a few others.
+    The loss then shows whether this class is drawn with probability q, for any number of classes.
+    The raised classes are those at both ends, which ranges that are off by one leave out, and a few
+    others.
     """
-    q, order = problem.q[0], problem.classes_by_frequency
-    label, drawn = order[-1], np.sort(order)
-    ends = drawn[[-1, 0, -2, 1]]
+    q = problem.q[0]
+    by_frequency = problem.classes_by_frequency
+    label = by_frequency[-1]
+    drawn_ids = np.sort(by_frequency)
+    end_ids = drawn_ids[[-1, 0, -2, 1]]
+
     rng = np.random.default_rng(int(key))
-    candidates = [*ends, *np.flatnonzero(q <= 0.0)[:1], order[0], *rng.permutation(drawn)]
-    raised = [k for k in dict.fromkeys(map(int, candidates)) if k != label][:_RAISED]
-    # a direction raises one class with a positive sign and another with a negative sign; the last
-    # direction is that of the label
-    num_marks = (len(raised) + 1) // 2
+    candidate_ids = [
+        *end_ids,
+        *np.flatnonzero(q <= 0.0)[:1],
+        by_frequency[0],
+        *rng.permutation(drawn_ids),
+    ]
+    raised_ids = [
+        class_id for class_id in dict.fromkeys(map(int, candidate_ids)) if class_id != label
+    ][:_MAX_RAISED_CLASSES]
+
+    # each direction raises two classes, one with a positive and one with a negative sign; the last
+    # direction raises the label
+    num_marks = (len(raised_ids) + 1) // 2
     marks = np.zeros((problem.num_classes, num_marks + 1))
-    ahead = np.zeros((len(raised), num_marks + 1))
-    for e, k in enumerate(raised):
-        sign = 1.0 if e < num_marks else -1.0
-        marks[k, e % num_marks] = sign
-        # the correction subtracts log(m q); all other draws together have a weight of about 1
-        ahead[e, e % num_marks] = sign * (_ABOVE + np.log(num_sampled))
+    mark_logits = np.zeros((len(raised_ids), num_marks + 1))
+    for example, class_id in enumerate(raised_ids):
+        sign = 1.0 if example < num_marks else -1.0
+        marks[class_id, example % num_marks] = sign
+
+        # log(m q) is subtracted, and all other draws together have a weight of about 1
+        mark_logits[example, example % num_marks] = sign * (_RAISED_LOG_RATIO + np.log(num_sampled))
+
     marks[label, num_marks] = 1.0
-    ahead[:, num_marks] = -np.log(q[label])
-    one = _problem_near_log_q(
+    mark_logits[:, num_marks] = -np.log(q[label])
+    raised_problem = _problem_near_log_q(
         problem,
         q=q,
-        labels=np.full(len(raised), label),
-        levels=np.zeros(len(raised)),
-        powers=np.ones(len(raised)),
+        labels=np.full(len(raised_ids), label),
+        levels=np.zeros(len(raised_ids)),
+        powers=np.ones(len(raised_ids)),
         marks=marks,
-        ahead=ahead,
+        mark_logits=mark_logits,
         key=key,
     )
-    rarest = q[raised][q[raised] > 0.0].min()
-    return ExtremeProblem(one, _num_calls_for(binom.sf(0, num_sampled, rarest), _TIMES_RAISED))
+    rarest = q[raised_ids][q[raised_ids] > 0.0].min()
+
+    return ExtremeProblem(
+        raised_problem, _num_calls_for(binom.sf(0, num_sampled, rarest), _NUM_RAISED_DRAWS)
+    )
 
 
 def _num_calls_for(probability: float, num_occurrences: float) -> int:
@@ -331,8 +411,10 @@ def _num_calls_for(probability: float, num_occurrences: float) -> int:
     `probability` is the probability of the event for one of the 16 copies of an example. The result
     is at least 1024 and at most 16,384.
     """
-    wanted = num_occurrences / max(REPLICAS * probability, num_occurrences / _MOST_CALLS_OF_FEW)
-    return max(_CALLS_OF_FEW, int(np.ceil(wanted)))
+    num_calls = num_occurrences / max(
+        REPLICAS * probability, num_occurrences / _MAX_CALLS_FEW_CLASSES
+    )
+    return max(_NUM_CALLS_FEW_CLASSES, int(np.ceil(num_calls)))
 
 
 def _problem_near_log_q(
@@ -342,27 +424,37 @@ def _problem_near_log_q(
     levels: FloatArray,
     powers: FloatArray,
     marks: FloatArray,
-    ahead: FloatArray,
+    mark_logits: FloatArray,
     key: np.uint64,
 ) -> Problem:
     """Return a problem whose logits are near log q, except for common levels and marked classes.
 
-    The logits (E, n) are ``levels + powers * log q + ahead @ marks.T`` plus small random numbers,
-    with `levels` and `powers` (E,), `marks` (n, k) of the classes, and `ahead` (E, k).
+    The logits (E, n) are ``levels + powers * log q + mark_logits @ marks.T`` plus small random
+    numbers. `levels` and `powers` are (E,). `marks` (n, k) are factors of `mark_logits` (E, k), and
+    are 0 except for the marked classes.
     """
-    rng, n, tau = np.random.default_rng(int(key)), len(q), problem.tau
-    d, num_examples = problem.class_embeddings.shape[1], len(labels)
-    # the vector of a class is: 1, log q, its marks, and random numbers
-    known = 2 + marks.shape[1]
-    rows = rng.standard_normal((n, d))
+    rng = np.random.default_rng(int(key))
+    n = len(q)
+    tau = problem.tau
+    d = problem.class_embeddings.shape[1]
+    num_examples = len(labels)
+
+    # the entries of a class vector are 1, log q, the marks of the class, and random numbers
+    num_known = 2 + marks.shape[1]
+    class_vectors = rng.standard_normal((n, d))
     log_q = np.log(np.where(q > 0.0, q, q[q > 0.0].min()))
-    rows[:, :known] = np.column_stack([np.ones(n), log_q, marks])
-    h = _LITTLE / np.sqrt(d - known) * rng.standard_normal((num_examples, d))
+    class_vectors[:, :num_known] = np.column_stack([np.ones(n), log_q, marks])
+
+    h = _NOISE_DEVIATION / np.sqrt(d - num_known) * rng.standard_normal((num_examples, d))
     h[:, 0] = levels
     h[:, 1] = powers
-    h[:, 2:known] = ahead
+    h[:, 2:num_known] = mark_logits
     h /= tau
-    biases = None if problem.biases is None else _LITTLE * rng.standard_normal(n)
-    logits = tau * h @ rows.T + (0.0 if biases is None else biases)
+
+    biases = None if problem.biases is None else _NOISE_DEVIATION * rng.standard_normal(n)
+    logits = tau * h @ class_vectors.T + (0.0 if biases is None else biases)
     weights = np.resize(problem.weights, num_examples)
-    return Problem(rows, biases, h, labels, logits, np.tile(q, (num_examples, 1)), weights, tau)
+
+    return Problem(
+        class_vectors, biases, h, labels, logits, np.tile(q, (num_examples, 1)), weights, tau
+    )

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_SHOWN = 12  # number of hypotheses in the table
+_NUM_TABLE_ROWS = 12  # number of hypotheses in the table
 _ALLOWED, _EXCLUDED = COLOURS[:2]
-_DRAWN = 20  # number of hypotheses in the plot
-_LEAST, _MOST = 0.1, 1e6  # ends of the axis of |z|
-_LEAST_OFF = 1e-4  # lower end of the axis for a deterministic loss
-_CORRELATED = 0.25  # a larger autocorrelation is not explained by rare draws in successive calls
-_FAR = 3.0  # if |z| exceeds the limit by this factor, the nearest hypothesis says little
+_NUM_PLOT_ROWS = 20  # number of hypotheses in the plot
+# ends of the axis of |z|
+_MIN_Z = 0.1
+_MAX_Z = 1e6
+_MIN_DIFFERENCE = 1e-4  # lower end of the axis for a deterministic loss
+# a larger autocorrelation is not explained by rare draws in successive calls
+_MAX_AUTOCORRELATION = 0.25
+# if |z| exceeds the limit by this factor, the nearest hypothesis says little
+_FAR_FACTOR = 3.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,9 @@ class LossReport(Report):
     @property
     def _remaining_mistakes(self) -> list[str]:
         """Titles of allowed hypotheses with a mistake whose means are not those of the best."""
-        return list(dict.fromkeys(s.title for s in self.scores[1:] if s.allowed and s.fault))
+        return list(
+            dict.fromkeys(score.title for score in self.scores[1:] if score.allowed and score.fault)
+        )
 
     @property
     def verdict(self) -> str:
@@ -129,7 +135,8 @@ class LossReport(Report):
 
     def _verdict_lines(self) -> list[str]:
         """Return the verdict as one to three lines."""
-        best, calls = self.scores[0], f"{self.calls:,} calls"
+        best = self.scores[0]
+        calls = f"{self.calls:,} calls"
         distance = f"max |z| {best.z:.3g}, limit {self.limit:.3g}, {calls}"
         if not self.is_random:
             off = f"root mean square difference {best.z:.2g}"
@@ -158,33 +165,45 @@ class LossReport(Report):
                     "clipped values, masks that are no -inf, and classes that are never drawn."
                 )
                 return lines
+
             if not self.is_random:
                 lines[0] += " Its negatives are labels of the batch."
                 lines[2] += (
                     " In a batch of B each example has B - 1 negatives: look at what is subtracted "
                     "from their logits and from the label's, and at negatives that are the label."
                 )
-            elif best.z > _FAR * self.limit:
+            elif best.z > _FAR_FACTOR * self.limit:
                 lines[2] += (
                     " Draws may follow another proposal: count what the loss draws, "
                     f"numpy.bincount(ids.ravel(), minlength={self.num_classes}) / ids.size, and "
                     "compare it with `proposal`."
                 )
+
             lines[1] += self._warning_of_repeats
             return lines
+
         found = f"; {best.detail}" if best.detail else ""
         means = "means" if self.is_random else "values"
         within = " within rounding of half precision" if self.in_half_precision else ""
         evidence = f"Its {means} equal those of this hypothesis{within} ({distance}{found})."
+
         # for a right loss, leave out mistakes of the same scheme, which have no effect here
-        same = [one.title for one in best.equivalents if self.fault or one.scheme != self.scheme]
+        same = [
+            candidate.title
+            for candidate in best.equivalents
+            if self.fault or candidate.scheme != self.scheme
+        ]
+
         # in the order of `ESTIMATORS`, in which the usual name comes first
-        allowed = {s.name for s in self.scores if s.allowed}
+        allowed = {score.name for score in self.scores if score.allowed}
+
         # without variants of the best hypothesis, which have the same title
         others = [title for title in self._remaining_mistakes if title != best.title]
-        beside = [f"Equivalent hypotheses, with the same means: {'; '.join(same)}."] if same else []
+        other_candidates = (
+            [f"Equivalent hypotheses, with the same means: {'; '.join(same)}."] if same else []
+        )
         if others:
-            beside.append(f"The means are also consistent with: {'; '.join(others)}.")
+            other_candidates.append(f"The means are also consistent with: {'; '.join(others)}.")
         if self.fault is None:
             names = " or ".join(f"`{name}`" for name in ESTIMATORS if (name, None) in allowed)
             estimand = ESTIMATORS[self.scheme].estimand
@@ -195,11 +214,14 @@ class LossReport(Report):
                     f"Not decided after {calls}: the loss may be right ({names}), but {fit} as "
                     "well. Call the loss more often (`calls`), and return gradients."
                 )
-            return [*lines, *([" ".join(beside)] if beside else [])]
-        right = next((s for s in self.scores if s.name == (self.scheme, None)), None)
+
+            return [*lines, *([" ".join(other_candidates)] if other_candidates else [])]
+
+        right = next((score for score in self.scores if score.name == (self.scheme, None)), None)
         if right is not None and right.z > best.z and self.is_random:
             which = "this mistake" if len(self.faults) == 1 else "these mistakes"
             evidence += f" Without {which}, max |z| would be {right.z:.3g}."
+
         evidence += self._warning_of_repeats if self.fault == "dependent_draws" else ""
         if self.fault == "gradient_scaled":
             estimand = ESTIMATORS[self.scheme].estimand
@@ -207,8 +229,13 @@ class LossReport(Report):
                 f"The losses are right (scheme `{self.scheme}`: {estimand}), but "
                 f"{best.detail.split(', ')[0]}."
             )
-            return [first, evidence, " ".join([self.remedy, *beside])]
-        return [f"The loss is wrong: {best.title}.", evidence, " ".join([self.remedy, *beside])]
+            return [first, evidence, " ".join([self.remedy, *other_candidates])]
+
+        return [
+            f"The loss is wrong: {best.title}.",
+            evidence,
+            " ".join([self.remedy, *other_candidates]),
+        ]
 
     @property
     def remedy(self) -> str:
@@ -246,7 +273,7 @@ class LossReport(Report):
         return values
 
     def _parts(self) -> list[Part]:
-        shown = first_of_each_name(self.scores, _SHOWN)
+        nearest = first_of_each_name(self.scores, _NUM_TABLE_ROWS)
         columns = [
             Column("scheme", lambda s: s.scheme),
             Column("mistake", lambda s: s.fault or ""),
@@ -254,65 +281,80 @@ class LossReport(Report):
             Column("sd / exact", lambda s: s.sd_ratio, ".3f"),
             Column("", lambda s: "allowed" if s.allowed else "excluded"),
         ]
-        above, below = [], []
+        notes_above = []
+        notes_below = []
         if self.divides_by_norms:
-            above.append("It divides vectors by their norms: logits are `tau` times a cosine.")
+            notes_above.append(
+                "It divides vectors by their norms: logits are `tau` times a cosine."
+            )
         if not self.follows_seed:
-            above.append(
+            notes_above.append(
                 "Calls with the same seed gave different losses: draws do not depend on `seed` "
                 "alone."
             )
-        if self.autocorrelation > _CORRELATED:
-            above.append(
+        if self.autocorrelation > _MAX_AUTOCORRELATION:
+            notes_above.append(
                 f"Losses of a call have a correlation of {self.autocorrelation:.2f} with those of "
                 "the next, as if draws were used again: standard errors are too small, and |z| is "
                 "too large."
             )
+
         limit = f"if |z| > {self.limit:.2f}; a right one is excluded with a probability below 1e-4"
         if not self.is_random:
             limit = "if the root mean square difference is larger than rounding errors"
-        below.append(
+
+        notes_below.append(
             f"{self.calls:,} calls in {self.seconds:.1f} s; m = {self.num_sampled:,}, "
             f"n = {self.num_classes:,}; losses {'and gradients ' if self.with_gradient else ''}of "
             f"4 examples. A hypothesis is excluded {limit}. sd: standard deviation of single "
             "losses."
         )
         if self.num_sets:
-            below.append(
+            notes_below.append(
                 f"16 copies of an example in a batch vary like {self.num_sets:.1f} sets of draws "
                 "(16: each copy has its own draws; 1: all copies share one set)."
             )
+
         if self.scheme is not None and self.loss_bias is not None:
-            below.append(
+            notes_below.append(
                 f"Relative to the full softmax, the loss has a bias of {self.loss_bias:+.4f} nats, "
                 f"and its gradient in the logits an L1 bias of {self.gradient_bias:.4f} (exact "
                 "means of the hypothesis over these examples)."
             )
-        table = Table(shown, columns, "The nearest hypotheses")
-        first, *more = self._verdict_lines()
-        verdict = Paragraph(first, is_verdict=True)
-        return [verdict, *map(Paragraph, [*more, *above]), table, *map(Paragraph, below)]
+
+        table = Table(nearest, columns, "The nearest hypotheses")
+        first_line, *more_lines = self._verdict_lines()
+        verdict = Paragraph(first_line, is_verdict=True)
+
+        return [
+            verdict,
+            *map(Paragraph, [*more_lines, *notes_above]),
+            table,
+            *map(Paragraph, notes_below),
+        ]
 
     def _figure(self) -> Figure:
-        shown = first_of_each_name(self.scores, _DRAWN)[::-1]
-        figure, axes = titled_figure(self._verdict_lines()[0], (8.5, 1.7 + 0.27 * len(shown)))
+        nearest = first_of_each_name(self.scores, _NUM_PLOT_ROWS)[::-1]
+        figure, axes = titled_figure(self._verdict_lines()[0], (8.5, 1.7 + 0.27 * len(nearest)))
         axes.spines["left"].set_visible(False)
+
         # distances from 0.1 to a million fit on one logarithmic axis
-        least = _LEAST if self.is_random else _LEAST_OFF
-        z = np.clip([s.z for s in shown], least, _MOST)
-        colours = [_ALLOWED if s.allowed else _EXCLUDED for s in shown]
-        places = np.arange(len(shown))
-        axes.hlines(places, least, z, colors="0.85", linewidth=1.0)
-        axes.scatter(z, places, c=colours, s=28, zorder=3)
+        axis_start = _MIN_Z if self.is_random else _MIN_DIFFERENCE
+        z = np.clip([s.z for s in nearest], axis_start, _MAX_Z)
+        colours = [_ALLOWED if s.allowed else _EXCLUDED for s in nearest]
+        positions = np.arange(len(nearest))
+        axes.hlines(positions, axis_start, z, colors="0.85", linewidth=1.0)
+        axes.scatter(z, positions, c=colours, s=28, zorder=3)
         if self.is_random:
             axes.axvline(self.limit, color="0.3", linewidth=1.0, linestyle="--")
-            axes.text(self.limit * 1.08, len(shown) - 0.35, "excluded", fontsize=8, color="0.3")
+            axes.text(self.limit * 1.08, len(nearest) - 0.35, "excluded", fontsize=8, color="0.3")
+
         axes.set_xscale("log")
-        axes.set_xlim(least, max(float(z.max()) * 2.0, self.limit * 8.0))
-        axes.set_ylim(-0.7, len(shown) + 0.3)
-        mistakes = [f": {s.fault.replace('_', ' ')}" if s.fault else "" for s in shown]
-        labels = [f"{s.scheme}{mistake}" for s, mistake in zip(shown, mistakes, strict=True)]
-        axes.set_yticks(places, labels)
+        axes.set_xlim(axis_start, max(float(z.max()) * 2.0, self.limit * 8.0))
+        axes.set_ylim(-0.7, len(nearest) + 0.3)
+        mistakes = [f": {s.fault.replace('_', ' ')}" if s.fault else "" for s in nearest]
+        labels = [f"{s.scheme}{mistake}" for s, mistake in zip(nearest, mistakes, strict=True)]
+        axes.set_yticks(positions, labels)
         axes.tick_params(axis="y", labelsize=8, length=0)
         axes.set_xlabel(
             "max |z|: distance of a mean from the hypothesis, in standard errors"
@@ -320,12 +362,13 @@ class LossReport(Report):
             else "root mean square difference of single values from the hypothesis"
         )
         axes.grid(True, axis="x", **GRID)
+
         return figure
 
 
 def first_of_each_name(scores: tuple[Candidate, ...], num: int) -> list[Candidate]:
     """Return the first `num` candidates, only the first one for each scheme and fault."""
-    first: dict[tuple[str, str | None], Candidate] = {}
-    for s in scores:
-        first.setdefault(s.name, s)
-    return list(first.values())[:num]
+    first_scores: dict[tuple[str, str | None], Candidate] = {}
+    for score in scores:
+        first_scores.setdefault(score.name, score)
+    return list(first_scores.values())[:num]

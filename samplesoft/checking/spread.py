@@ -28,8 +28,9 @@ class Spread(NamedTuple):
     skewness: FloatArray
 
 
-_MIN_REST = 1e-3  # smallest fraction of S without one draw, and smallest total variance
-_NEARLY_ONE = 1.0 - 2.0**-53  # the largest float64 below 1
+# smallest fraction of S without one draw, and smallest total variance
+_MIN_REST_FRACTION = 1e-3
+_MAX_BELOW_ONE = 1.0 - 2.0**-53  # the largest float64 below 1
 
 
 def linearised_spread(
@@ -37,71 +38,98 @@ def linearised_spread(
 ) -> Spread:
     """Return the approximate spread of losses and gradients, given the mean `losses` (E,).
 
-    The change of log S by a draw is linearised about the mean of the rest of S. Of several `sums`
-    the most probable one is used.
+    The change of log S by one draw is linearised about the mean of S without this draw. If there
+    are several `sums`, only the most probable one is used.
     """
-    sampled_sum = max(sums, key=lambda each: float(np.mean(each.probability)))
-    rows, labels, x = np.arange(len(sampled_sum.probs)), sampled_sum.labels, sampled_sum.logits
-    probs, m = sampled_sum.probs, sampled_sum.num_draws * np.ones((len(sampled_sum.probs), 1))
-    if sampled_sum.reduction == "kept":  # treat rejected draws as if they had not been made
+    sampled_sum = max(sums, key=lambda candidate_sum: float(np.mean(candidate_sum.probability)))
+    rows = np.arange(len(sampled_sum.probs))
+    labels = sampled_sum.labels
+    x = sampled_sum.logits
+    probs = sampled_sum.probs
+    m = sampled_sum.num_draws * np.ones((len(sampled_sum.probs), 1))
+
+    # treat rejected draws as if they had not been made
+    if sampled_sum.reduction == "kept":
         probs = np.where(x > -np.inf, probs, 0.0)
-        kept = probs.sum(axis=1, keepdims=True)
-        probs = probs / kept
-        m = m * kept
+        accept_prob = probs.sum(axis=1, keepdims=True)
+        probs = probs / accept_prob
+        m = m * accept_prob
         x = x - np.log(m)
-    if sampled_sum.reduction == "one hit less":  # of k draws of the label, k - 1 are in S
-        hits = probs[rows, labels]
+
+    # of k draws of the label, k - 1 are in S
+    if sampled_sum.reduction == "one hit less":
+        hit_probs = probs[rows, labels]
         probs = probs.copy()
-        probs[rows, labels] = hits + np.expm1(m[:, 0] * np.log1p(-hits)) / m[:, 0]
-    # log of the rest of S without one draw; for a logistic loss log(1 + exp(x)) the rest is 1
+        probs[rows, labels] = hit_probs + np.expm1(m[:, 0] * np.log1p(-hit_probs)) / m[:, 0]
+
+    # log of S without one draw, `log_rest`; for a logistic loss log(1 + exp(x)) it is log 1
     log_rest = np.zeros(len(x))
     if sampled_sum.reduction != "logistic":
         log_sum = losses / sampled_sum.loss_factor + sampled_sum.label_logit
         with np.errstate(divide="ignore", invalid="ignore"):
-            # mean weight of one draw; the inclusion probabilities of a set sum to its size
-            log_size = np.log(probs.sum(axis=1))
+            # log of the mean weight of one draw; inclusion probabilities sum to the set's size
+            log_set_size = np.log(probs.sum(axis=1))
             log_all = np.logaddexp.reduce(np.log(probs) + x, axis=1)
-            log_drawn = np.where(log_size > -np.inf, log_all - log_size, -np.inf)
-        rest = 1.0 - np.exp(np.minimum(log_drawn - log_sum, 0.0))
-        log_rest = log_sum + np.log(np.maximum(rest, _MIN_REST))
+            log_drawn = np.where(log_set_size > -np.inf, log_all - log_set_size, -np.inf)
+
+        rest_fraction = 1.0 - np.exp(np.minimum(log_drawn - log_sum, 0.0))
+        log_rest = log_sum + np.log(np.maximum(rest_fraction, _MIN_REST_FRACTION))
         log_rest = np.maximum(log_rest, sampled_sum.log_fixed_mass)
-    # change of log S if one draw is added to the rest of S, for each class
-    parts = [sampled_sum.loss_factor * np.logaddexp(0.0, x - log_rest[:, None])[:, :, None]]
+
+    # change of log S if one draw is added, for each class
+    changes = [sampled_sum.loss_factor * np.logaddexp(0.0, x - log_rest[:, None])[:, :, None]]
     if num_gradients:
-        of_sum = np.exp(-np.logaddexp(0.0, log_rest[:, None] - x))[:, :, None]
-        factor = problem.tau * sampled_sum.gradient_factor
-        of_classes = (problem.class_embeddings, problem.view_directions)[:num_gradients]
-        parts += [factor * of_sum * (c - c[labels][:, None]) for c in of_classes]
+        sum_fractions = np.exp(-np.logaddexp(0.0, log_rest[:, None] - x))[:, :, None]
+        gradient_scale = problem.tau * sampled_sum.gradient_factor
+        vectors = (problem.class_embeddings, problem.view_directions)[:num_gradients]
+        changes += [
+            gradient_scale * sum_fractions * (vector - vector[labels][:, None])
+            for vector in vectors
+        ]
+
     probs = probs[:, None]
-    of_squares = of_cubes = m[:, None] * probs
-    middle, times, rest_of_squares = probs, np.ones_like(probs), np.zeros(len(x))
-    if sampled_sum.set_distributions is not None:  # the number of draws of a class is 0 or 1
-        of_squares = probs * (1.0 - probs)
-        of_cubes = of_squares * (1.0 - 2.0 * probs)
-        total = np.maximum(of_squares.sum(axis=2, keepdims=True), _MIN_REST)
-        # for sets of fixed size, subtract a weighted mean (Hajek's approximation)
-        middle = of_squares / total
+    square_weights = cube_weights = m[:, None] * probs
+    mean_weights = probs
+    slopes = np.ones_like(probs)
+    residual_variances = np.zeros(len(x))
+
+    # in a set, the number of draws of a class is 0 or 1
+    if sampled_sum.set_distributions is not None:
+        square_weights = probs * (1.0 - probs)
+        cube_weights = square_weights * (1.0 - 2.0 * probs)
+        total_variance = np.maximum(square_weights.sum(axis=2, keepdims=True), _MIN_REST_FRACTION)
+
+        # for sets of fixed size, subtract a weighted mean, which is Hajek's approximation
+        mean_weights = square_weights / total_variance
         if sampled_sum.set_distributions[0].is_independent:
-            middle = np.zeros_like(probs)
+            mean_weights = np.zeros_like(probs)
         elif not sampled_sum.set_distributions[0].has_last:
-            middle, times, rest_of_squares = _regression_on_counts(probs)
+            mean_weights, slopes, residual_variances = _regression_on_counts(probs)
+
     spreads = []
-    for part in parts:
-        mean = middle @ part
-        away = part - np.swapaxes(times, 1, 2) * mean
-        square = away * away
-        variance = (of_squares @ square)[:, 0] + rest_of_squares[:, None] * mean[:, 0] ** 2
-        spreads.append((variance, np.abs(of_cubes @ (square * away))[:, 0]))
-    if num_gradients > 1:  # means over examples, which are treated as independent
-        variance, third = spreads.pop()
-        for times in (problem.h, np.ones((len(x), 1)) / problem.tau)[: num_gradients - 1]:
-            scale = (problem.weights[:, None] * np.abs(times) / len(x))[:, None]
-            powers = (v[:, :, None] * scale**k for v, k in ((variance, 2), (third, 3)))
-            spreads.append(tuple(power.sum(axis=0) for power in powers))
-    variances, thirds = (
-        np.concatenate([v.ravel() for v in vs]) for vs in zip(*spreads, strict=True)
+    for change in changes:
+        mean = mean_weights @ change
+        deviation = change - np.swapaxes(slopes, 1, 2) * mean
+        squares = deviation * deviation
+        variance = (square_weights @ squares)[:, 0] + residual_variances[:, None] * mean[:, 0] ** 2
+        spreads.append((variance, np.abs(cube_weights @ (squares * deviation))[:, 0]))
+
+    # gradients in class vectors and biases are means over examples, treated as independent
+    if num_gradients > 1:
+        variance, third_moment = spreads.pop()
+        for factors in (problem.h, np.ones((len(x), 1)) / problem.tau)[: num_gradients - 1]:
+            scale = (problem.weights[:, None] * np.abs(factors) / len(x))[:, None]
+            moments = ((variance, 2), (third_moment, 3))
+            scaled = (moment[:, :, None] * scale**power for moment, power in moments)
+            spreads.append(tuple(moment.sum(axis=0) for moment in scaled))
+
+    variances, third_moments = (
+        np.concatenate([values.ravel() for values in moments])
+        for moments in zip(*spreads, strict=True)
     )
-    return Spread(np.sqrt(variances), thirds / np.where(variances > 0.0, variances, 1.0) ** 1.5)
+    skewness = third_moments / np.where(variances > 0.0, variances, 1.0) ** 1.5
+
+    return Spread(np.sqrt(variances), skewness)
 
 
 def _regression_on_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -112,26 +140,28 @@ def _regression_on_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, Fl
     -log(1 - p_j), the covariance of I_j and N_j would be rate_j (1 - p_j). Fixing the total removes
     from the sum its regression ``b * sum_j N_j`` on the total.
 
-    Returns `middle` (E, 1, n) with ``b = middle @ a``; `times` (E, 1, n), so that class j
-    contributes ``a_j - b * times_j``; and the factor (E,) of ``b**2`` in the remaining variance.
+    Returns `mean_weights` (E, 1, n) with ``b = mean_weights @ a``; `slopes` (E, 1, n), so that
+    class j contributes ``a_j - b * slopes_j``; and the factor (E,) of ``b**2`` in the remaining
+    variance.
     """
-    rates = -np.log1p(-np.minimum(probs, _NEARLY_ONE))
+    rates = -np.log1p(-np.minimum(probs, _MAX_BELOW_ONE))
     covariance = rates * (1.0 - probs)
     variance = probs * (1.0 - probs)
-    middle = covariance / rates.sum(axis=2, keepdims=True)
-    times = np.divide(covariance, variance, out=np.ones_like(probs), where=variance > 0.0)
-    return middle, times, (rates - times * covariance).sum(axis=2)[:, 0]
+    mean_weights = covariance / rates.sum(axis=2, keepdims=True)
+    slopes = np.divide(covariance, variance, out=np.ones_like(probs), where=variance > 0.0)
+    return mean_weights, slopes, (rates - slopes * covariance).sum(axis=2)[:, 0]
 
 
 # exact moments of single losses ------------------------------------------------------------------
 
-_MAX_TERMS = 1 << 14  # with more terms of L(u) at one u, moments are not computed
-_DIGITS = 1e-6  # relative error of the variance of squares, in which fourth moments cancel
-# for smaller mean squares the sixth moment has no digits: independent draws, and sets of draws
+# number of terms of L(u) at one u; with more terms, moments are not computed
+_MAX_TERMS = 1 << 14
+_RELATIVE_ERROR_OF_VARIANCE = 1e-6  # fourth moments cancel in the variance of squares
+# for smaller mean squares the sixth moment has no correct digits
 _MIN_VARIANCE = 3e-4
 _MIN_VARIANCE_OF_SETS = 3e-3
 # points on the unit circle, symmetric about the real axis
-_CIRCLE = np.exp(2j * np.pi * (np.arange(32) + 0.5) / 32)
+_UNIT_CIRCLE = np.exp(2j * np.pi * (np.arange(32) + 0.5) / 32)
 _FACTORIALS = np.array([factorial(k) for k in range(7)], float)
 # 1 / Gamma(1 + s) as a series in s: Abramowitz and Stegun, 6.1.34
 _INVERSE_GAMMA = np.array(
@@ -151,45 +181,51 @@ def moments_of_squared_losses(
 ) -> tuple[FloatArray, Spread] | None:
     """Return the means (E,) of ``(loss - centre)**2``, and the spread of these squares.
 
-    The spread is that for one set of draws. Returns None if there is no closed form, or if it has
-    too few digits.
+    The spread is for one set of draws. Returns None if there is no closed form, or if it has too
+    few digits.
     """
-    powers = _moments_of_mixture(sums, centre)
-    if powers is None:
+    moments = _moments_of_mixture(sums, centre)
+    if moments is None:
         return None
-    second, fourth, sixth = powers[:, [2, 4, 6]].T
-    if second.min() < (
-        _MIN_VARIANCE if sums[0].set_distributions is None else _MIN_VARIANCE_OF_SETS
-    ):
+
+    has_sets = sums[0].set_distributions is not None
+    second, fourth, sixth = moments[:, [2, 4, 6]].T
+    if second.min() < (_MIN_VARIANCE_OF_SETS if has_sets else _MIN_VARIANCE):
         return None
+
     # variance and third central moment of X^2, from E X^2, E X^4 and E X^6
     variance = np.maximum(fourth - second**2, 0.0)
     third = np.abs(sixth - 3.0 * fourth * second + 2.0 * second**3)
-    skewness = third / np.maximum(variance, _DIGITS * second**2) ** 1.5
+    skewness = third / np.maximum(variance, _RELATIVE_ERROR_OF_VARIANCE * second**2) ** 1.5
+
     return second, Spread(np.sqrt(variance), skewness)
 
 
-def with_exact_loss_spread(
-    width: Spread | None, sums: Sequence[SampledSum], centre: FloatArray
+def with_at_least_exact_loss_spread(
+    spread: Spread | None, sums: Sequence[SampledSum], centre: FloatArray
 ) -> Spread | None:
-    """Raise the spread of the losses to their exact standard deviation and skewness.
+    """Return `spread` with the standard deviation and skewness of the losses at least exact.
 
-    The linearised spread does not contain the event that all draws are hits, in which the loss of a
-    label far behind is very different. Returns a new `Spread`; or `width` itself if it is None, or
-    if the exact moments are unknown.
+    Values below the exact ones are raised, because linearisation misses the rare event that all
+    draws are hits: if the label has a very small probability, its loss is then very different.
+    Returns `spread` itself if it is None, or if the exact moments are unknown.
     """
-    powers = None if width is None else _moments_of_mixture(sums, centre)
-    if width is None or powers is None:
-        return width
-    mean, second, third = powers[:, 1:4].T
+    moments = None if spread is None else _moments_of_mixture(sums, centre)
+    if spread is None or moments is None:
+        return spread
+
+    mean, second, third = moments[:, 1:4].T
     variance = second - mean**2
     has_digits = variance > _MIN_VARIANCE * np.maximum(second, 1.0)
     variance = np.where(has_digits, variance, 1.0)
     skewness = np.abs(third - 3.0 * mean * second + 2.0 * mean**3) / variance**1.5
-    deviations, skewnesses = width.deviations.copy(), width.skewness.copy()
-    for whole, exact in ((deviations, np.sqrt(variance)), (skewnesses, skewness)):
-        part = whole[: len(centre)]
-        np.maximum(part, exact, out=part, where=has_digits)
+
+    deviations = spread.deviations.copy()
+    skewnesses = spread.skewness.copy()
+    for values, exact in ((deviations, np.sqrt(variance)), (skewnesses, skewness)):
+        loss_values = values[: len(centre)]
+        np.maximum(loss_values, exact, out=loss_values, where=has_digits)
+
     return Spread(deviations, skewnesses)
 
 
@@ -198,19 +234,23 @@ def _moments_of_mixture(sums: Sequence[SampledSum], centre: FloatArray) -> Float
 
     The moments are those of `loss_moments`, averaged with the probabilities of the sums.
     """
-    first = sums[0]
-    terms = first.probs.size * (first.num_draws if first.reduction == "kept" else 1)
-    is_known = first.reduction in ("sum", "kept", "logistic") and first.loss_factor == 1.0
-    if not is_known or terms > _MAX_TERMS:
+    first_sum = sums[0]
+    num_terms = first_sum.probs.size * (first_sum.num_draws if first_sum.reduction == "kept" else 1)
+    is_known = first_sum.reduction in ("sum", "kept", "logistic") and first_sum.loss_factor == 1.0
+    if not is_known or num_terms > _MAX_TERMS:
         return None
-    rows = []
-    for example, c in enumerate(centre):
-        powers = [loss_moments(sampled_sum, example, float(c)) for sampled_sum in sums]
+
+    moments_of_examples = []
+    for example, example_centre in enumerate(centre):
+        moments_of_sums = [
+            loss_moments(sampled_sum, example, float(example_centre)) for sampled_sum in sums
+        ]
         weights = [
             np.broadcast_to(sampled_sum.probability, len(centre))[example] for sampled_sum in sums
         ]
-        rows.append(np.dot(weights, powers))
-    return np.array(rows)
+        moments_of_examples.append(np.dot(weights, moments_of_sums))
+
+    return np.array(moments_of_examples)
 
 
 def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatArray:
@@ -219,31 +259,34 @@ def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatA
     The reduction of the sum must be "sum", "kept" or "logistic".
     """
     if sampled_sum.reduction == "logistic":
-        # E exp(t loss) as a series in t: the series of one draw to the power m, times the label's
-        of_draw = np.logaddexp(0.0, sampled_sum.logits[example])
-        of_label = np.logaddexp(0.0, -sampled_sum.label_logit[example]) - centre
+        # E exp(t loss) is a series in t: the series of one draw to the power m, times the label's
+        draw_losses = np.logaddexp(0.0, sampled_sum.logits[example])
+        label_loss = np.logaddexp(0.0, -sampled_sum.label_logit[example]) - centre
         if sampled_sum.set_distributions is not None:
-            return _moments_of_set_sums(sampled_sum.set_distributions[example], of_draw, of_label)
-        mean = sampled_sum.probs[example] @ of_draw
-        away = [sampled_sum.probs[example] @ (of_draw - mean) ** k for k in range(7)]
-        shift = sampled_sum.num_draws * mean + of_label
+            return _moments_of_set_sums(
+                sampled_sum.set_distributions[example], draw_losses, label_loss
+            )
+
+        mean = sampled_sum.probs[example] @ draw_losses
+        central_moments = [sampled_sum.probs[example] @ (draw_losses - mean) ** k for k in range(7)]
+        shift = sampled_sum.num_draws * mean + label_loss
+
         # products of series, truncated after t^6, are products of triangular Toeplitz matrices
-        draw, label = (
-            toeplitz(s / _FACTORIALS, np.zeros(7)) for s in (away, shift ** np.arange(7))
+        draw_matrix, label_matrix = (
+            toeplitz(moments / _FACTORIALS, np.zeros(7))
+            for moments in (central_moments, shift ** np.arange(7))
         )
-        whole = np.linalg.matrix_power(draw, sampled_sum.num_draws) @ label
-        powers: FloatArray = whole[:, 0] * _FACTORIALS
+        product = np.linalg.matrix_power(draw_matrix, sampled_sum.num_draws) @ label_matrix
+        powers: FloatArray = product[:, 0] * _FACTORIALS
         return powers
-    # E S^-s = int u^(s-1) E exp(-u S) du / Gamma(s); its series in s has the moments of log S
-    terms = integral_terms(
-        sampled_sum,
-        example,
-        centre,
-        FULL_ACCURACY if sampled_sum.set_distributions is None else MOMENT_ACCURACY,
-    )
-    inner = [(terms.log_sum_terms * terms.log_u**k).sum() / _FACTORIALS[k] for k in range(6)]
-    series = toeplitz(_INVERSE_GAMMA, np.zeros(6)) @ inner
+
+    # E S^-s = int u^(s-1) E exp(-u S) du / Gamma(s). Its series in s contains the moments of log S.
+    grid = FULL_ACCURACY if sampled_sum.set_distributions is None else MOMENT_ACCURACY
+    terms = integral_terms(sampled_sum, example, centre, grid)
+    log_moments = [(terms.log_sum_terms * terms.log_u**k).sum() / _FACTORIALS[k] for k in range(6)]
+    series = toeplitz(_INVERSE_GAMMA, np.zeros(6)) @ log_moments
     signs = (-1.0) ** np.arange(6)
+
     return np.append(1.0, signs * _FACTORIALS[1:] * series)
 
 
@@ -254,10 +297,15 @@ def _moments_of_set_sums(sets: Sets, terms: FloatArray, constant: float) -> Floa
     """
     inclusion = sets.inclusion
     mean = constant + inclusion @ terms
-    size = np.sqrt(mean**2 + inclusion @ terms**2)
+    radius_unit = np.sqrt(mean**2 + inclusion @ terms**2)
+
     # values of E exp(t X) on a circle about 0 give the coefficients of its series in t
-    t = _CIRCLE / size
-    half = sets.means(np.exp(np.outer(t, terms)))[0] * np.exp(t * constant)
-    values = 0.5 * (half + half[::-1].conj())  # values at conj(t) are conjugates: average both
-    powers: FloatArray = np.array([(values * t**-k).mean().real for k in range(7)]) * _FACTORIALS
+    t = _UNIT_CIRCLE / radius_unit
+    values_on_circle = sets.means(np.exp(np.outer(t, terms)))[0] * np.exp(t * constant)
+
+    # values at conj(t) are the conjugates: average both
+    mean_values = 0.5 * (values_on_circle + values_on_circle[::-1].conj())
+    powers: FloatArray = (
+        np.array([(mean_values * t**-k).mean().real for k in range(7)]) * _FACTORIALS
+    )
     return powers

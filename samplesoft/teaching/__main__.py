@@ -22,8 +22,10 @@ def main() -> int:
         target = write_student_version(arguments.target, arguments.notebooks)
     except (OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+
     print(f"{target}: {len([*target.glob('notebooks/*.ipynb')])} notebooks without solutions,")
     print("the assignment in notebooks/assignment, and what they import in figures.")
+
     return 0
 
 

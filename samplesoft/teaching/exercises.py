@@ -25,8 +25,8 @@ BLUE = "#0072B2"
 GREEN = "#009E73"
 RED = "#D55E00"
 
-_RELATIVE_TOLERANCE = 5e-3  # relative tolerance of an answer: two or three digits are enough
-# an answer that is so close to a common mistake is wrong, even if it is close to the right answer
+_RELATIVE_TOLERANCE = 5e-3  # of an answer: two or three digits are enough
+# an answer this close to a common mistake is wrong, even if it is close to the right answer too
 _MISTAKE_TOLERANCE = 1e-6
 _SIGN_HINT = "The size is right. Look at the sign again."
 
@@ -80,31 +80,34 @@ def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
             f"`exercise` must be one of {', '.join(EXERCISES)}, got {exercise!r}; it is the "
             "notebook and the number of the exercise, with a dot between them."
         )
-    right, hinted, general_hint = EXERCISES[exercise]()
+
+    right, hinted_mistakes, general_hint = EXERCISES[exercise]()
     right = np.asarray(right, dtype=float)
+
     expected = "a number" if right.ndim == 0 else f"a list of {right.size} numbers"
     if answer is ...:
         print(f"Put {expected} in place of the dots.")
         return
-    numbers = as_real_array("answer", answer, (0, 1))
+
+    values = as_real_array("answer", answer, (0, 1))
     if np.asarray(answer).dtype == bool:
         raise TypeError(f"`answer` must hold real numbers, got {answer}; give what you computed.")
     if np.shape(answer) != right.shape:
         raise ValueError(f"`answer` must be {expected}, got shape {np.shape(answer)}.")
-    mistakes = {hint: np.asarray(mistake, dtype=float) for hint, mistake in hinted.items()}
+
+    mistakes = {hint: np.asarray(mistake, dtype=float) for hint, mistake in hinted_mistakes.items()}
     same_hints = [
-        hint
-        for hint, mistake in mistakes.items()
-        if _is_close(numbers, mistake, _MISTAKE_TOLERANCE)
+        hint for hint, mistake in mistakes.items() if _is_close(values, mistake, _MISTAKE_TOLERANCE)
     ]
     near_hints = [
         hint
         for hint, mistake in mistakes.items()
-        if _is_close(numbers, mistake) or _rounds_to(answer, mistake)
+        if _is_close(values, mistake) or _rounds_to(answer, mistake)
     ]
-    if not same_hints and _is_close(numbers, right):
+
+    if not same_hints and _is_close(values, right):
         print("Right.")
-    # before common mistakes, because a rounded right answer may also be close to one
+    # test this before the common mistakes: a rounded right answer may be close to one of them
     elif not same_hints and _rounds_to(answer, right):
         print("Right so far. Give one more digit.")
     else:
@@ -162,6 +165,7 @@ def _rounds_to(answer: ArrayLike, right: FloatArray) -> bool:
 def _log_correction() -> Exercise:
     m = 20
     q = 1 / 500
+
     return Exercise(
         -np.log(m * q),
         {
@@ -224,6 +228,7 @@ def _label_gradient() -> Exercise:
 
     p = spike(3) + 1
     full = np.exp(o[t]) / np.exp(o).sum()
+
     return Exercise(
         p - 1,
         {
@@ -244,15 +249,16 @@ def _label_gradient() -> Exercise:
 def _scores_saved() -> Exercise:
     n = 50_000
     m = 100
-    times = 2  # sampled training takes twice as many steps
+    step_ratio = 2  # steps of sampled training, over steps of full training
+
     return Exercise(
-        n / (m + 1) / times,
+        n / (m + 1) / step_ratio,
         {
-            "The label's score is computed too: a step takes m + 1.": n / m / times,
-            "The label's score is computed at each step, not once.": n / (times * m + 1),
+            "The label's score is computed too: a step takes m + 1.": n / m / step_ratio,
+            "The label's score is computed at each step, not once.": n / (step_ratio * m + 1),
             "That is for equally many steps. Here sampling takes more.": n / (m + 1),
             "You left out the steps, and the label's score.": n / m,
-            "Twice the steps make it dearer, not cheaper.": n / (m + 1) * times,
+            "Twice the steps make it dearer, not cheaper.": n / (m + 1) * step_ratio,
         },
         "Count the scores of a step, and multiply by the number of steps.",
     )
@@ -276,6 +282,7 @@ def _notebook_2_data() -> tuple[FloatArray, FloatArray, FloatArray, int]:
 def _masked_bias() -> Exercise:
     _, probs, _, label = _notebook_2_data()
     p = probs[label]
+
     return Exercise(
         2 * p,
         {
@@ -292,22 +299,23 @@ def _loss_limit() -> Exercise:
     e, p, proposal, label = _notebook_2_data()
     others = np.arange(len(e)) != label
     ratios = e[others] / proposal[others]
-    mean = e[others].sum()
-    whole = e.sum()
+    sum_of_others = e[others].sum()
+    full_sum = e.sum()
     m = 10**9
     limit = m * float(exact_bias(np.log(e), label, proposal, m).loss_bias)
-    unconditioned = proposal[others] @ (ratios - mean) ** 2
+    unconditioned = proposal[others] @ (ratios - sum_of_others) ** 2
+
     return Exercise(
         limit,
         {
             "Look at the sign: the mean of a logarithm is below the logarithm of the mean.": -limit,
             "You left out the 1/2 of the second term of the logarithm.": 2 * limit,
             "You left out the 1/2 of the second term, and the sign.": -2 * limit,
-            "Divide by Z**2: the series is one in (S - Z) / Z.": limit * whole**2,
+            "Divide by Z**2: the series is one in (S - Z) / Z.": limit * full_sum**2,
             "Z is the sum over all classes, the label's too; Z_t leaves it out.": limit
             / (1 - p[label]) ** 2,
             "The label is not drawn: divide q by its sum over the others.": -unconditioned
-            / (2 * whole**2),
+            / (2 * full_sum**2),
         },
         "Only the term with (S - Z)**2 is left on average, and the variance of S is V / m.",
     )
@@ -316,6 +324,7 @@ def _loss_limit() -> Exercise:
 def _second_jackknife() -> Exercise:
     m = 10
     right = np.array([m**2 / 2, -((m - 1) ** 2), (m - 2) ** 2 / 2])
+
     return Exercise(
         right,
         {
@@ -335,6 +344,7 @@ def _second_jackknife() -> Exercise:
 def _child_masses() -> Exercise:
     mass = 5.0
     difference = 1.0
+
     return Exercise(
         [(mass + difference) / 2, (mass - difference) / 2],
         {
@@ -352,6 +362,7 @@ def _bucket_size() -> Exercise:
     d = 64
     features = 256
     best = 2 * features / (d * np.log(2))
+
     return Exercise(
         best,
         {
@@ -367,6 +378,7 @@ def _largest_ratio() -> Exercise:
     n = 500
     weight = 0.25
     e = 2.0
+
     return Exercise(
         n * e / weight,
         {

@@ -60,16 +60,15 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
             f"`notebooks` must be the folder of the notebooks, got {str(source)!r}, which has "
             "none; run this in a clone, or where samplesoft-notebooks.zip was unpacked."
         )
-    for needed in (
-        figures,
-        source / "sampled_softmax.py",
-        *(assignment / n for n in _ASSIGNMENT_FILES),
-    ):
-        if not needed.exists():
+
+    assignment_paths = [assignment / name for name in _ASSIGNMENT_FILES]
+    for path in (figures, source / "sampled_softmax.py", *assignment_paths):
+        if not path.exists():
             raise FileNotFoundError(
-                f"`notebooks` lacks {str(needed)!r}; take all of samplesoft-notebooks.zip or of a "
+                f"`notebooks` lacks {str(path)!r}; take all of samplesoft-notebooks.zip or of a "
                 "clone."
             )
+
     _require_stubs(assignment / "adapters.py")
     resolved = target.resolve()
     if any(resolved.is_relative_to(folder.resolve()) for folder in (source, figures)):
@@ -77,33 +76,41 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
             f"`target` must be outside of the notebooks and of figures, got {str(target)!r}; name "
             "a folder beside them."
         )
-    is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-    if target.is_symlink() or resolved == Path.cwd() or not is_free:
+
+    is_new_or_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    if target.is_symlink() or resolved == Path.cwd() or not is_new_or_empty:
         raise FileExistsError(
             f"`target` must be a new or an empty folder, got {str(target)!r}; remove it, or name "
             "another."
         )
+
     student_notebooks = {path.name: _notebook_without_solutions(path) for path in paths}
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
+
     # write to a folder next to the target and rename it, so that the target is complete or absent
     with TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as draft:
         complete = Path(draft, "whole")
         (complete / "notebooks" / "assignment").mkdir(parents=True)
         for name, text in student_notebooks.items():
             (complete / "notebooks" / name).write_text(text, encoding="utf-8")
+
         shutil.copy(source / "sampled_softmax.py", complete / "notebooks")
         for name in _ASSIGNMENT_FILES:
             shutil.copy(assignment / name, complete / "notebooks" / "assignment")
+
         for script in figures.rglob("*.py"):
-            parts = script.relative_to(figures)
-            if any(part.startswith((".", "__py")) for part in parts.parts):
+            relative_path = script.relative_to(figures)
+            if any(name.startswith((".", "__py")) for name in relative_path.parts):
                 continue  # for example a virtual environment or Jupyter's checkpoints
-            copy = complete / "figures" / parts
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(script, copy)
+            target_script = complete / "figures" / relative_path
+            target_script.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(script, target_script)
+
         if target.exists():
             target.rmdir()
+
         complete.rename(target)
+
     return target
 
 
@@ -117,15 +124,18 @@ def _notebook_without_solutions(path: Path) -> str:
             f"`notebooks` must hold notebooks, and {str(path)!r} cannot be read as one; "
             "get it again."
         ) from error
+
     for number, (cell, kind, text) in enumerate(cells, start=1):
         if kind == "markdown":
             text = _MENTION_PATTERN.sub("", _SOLUTION_PATTERN.sub("", text))
             cell["source"] = text
+
         if kind != "code" and re.search("(?i)</?details", text):
             raise ValueError(
                 f"`notebooks` has a solution that is not whole: cell {number} of {str(path)!r} has "
                 "one end of <details>; put both into one text cell."
             )
+
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -141,14 +151,16 @@ def _require_stubs(adapters: Path) -> None:
             f"`notebooks` has {str(adapters)!r}, which is no Python: line {error.lineno}; put the "
             "file back as it was."
         ) from error
+
     for node in body:
         if isinstance(node, ast.FunctionDef):
-            *docstrings, last = node.body
-            is_stub = isinstance(last, ast.Raise) and all(map(_is_docstring, docstrings))
+            *docstrings, last_statement = node.body
+            is_stub = isinstance(last_statement, ast.Raise) and all(map(_is_docstring, docstrings))
             location = f"`{node.name}`"
         else:
             is_stub = _is_docstring(node) or ast.unparse(node) == "import numpy as np"
             location = f"line {node.lineno}"
+
         if not is_stub:
             raise ValueError(
                 f"`notebooks` has a solution: {location} in {str(adapters)!r} is written, and "

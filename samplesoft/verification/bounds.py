@@ -18,10 +18,11 @@ from samplesoft.bias.inputs import Inputs
 from samplesoft.bias.theorems import Theorem1Bounds, Theorem1Terms, theorem1_terms_of, widen_bounds
 
 PARAMETER_BLOCKS = ("logits", "h", "class_embeddings")
-# A coordinate counts as outside a bound if it exceeds the bound by more than rounding and more than
-# this fraction of M / m, which is far below relevant violations.
+# A coordinate counts as outside a bound only if it exceeds the bound by more than the numerical
+# error plus this fraction of M / m (M: largest derivative of a logit in a parameter, m: number of
+# draws). Relevant violations are far larger.
 _SLACK_FRACTION = 1e-14
-# how values of several blocks of coordinates are combined; values not listed are added
+# How the values of several blocks of coordinates are combined. Values not listed are added.
 _REDUCTIONS = {
     **dict.fromkeys(("max_bias", "finite_min_max", "finite_max_max"), np.maximum),
     **dict.fromkeys(("resolved", "printed_max", "corrected_max"), np.maximum),
@@ -35,11 +36,11 @@ RowValues = dict[str, Any]  # arrays (B,) by field name of `VerificationRow`
 class TheoryTerms(NamedTuple):
     """The terms of Theorem 1 of Rawat et al. (2019), and the limit of the bias, for a batch.
 
-    They are with respect to P parameters: the logits, or others by `to_parameters`.
+    Derivatives are with respect to P parameters: the logits, or those of `to_parameters`.
     """
 
     terms: Theorem1Terms  # terms of the printed and of the corrected theorem
-    g: FloatArray  # (B, P): sum of p_j times the gradient of logit j, over the negatives j
+    g: FloatArray  # (B, P): sum over the negatives j of p_j times d logit_j
     limit: FloatArray  # (B, P): limit of m times the bias for many draws m
 
     def to_parameters(self, jacobian: FloatArray) -> TheoryTerms:
@@ -87,13 +88,14 @@ def row_values(
     # the error in a parameter is at most M times the L1 error in the logits
     allowed = (error + (0.0 if ends is None else _SLACK_FRACTION / m)) * scale
     slack = allowed[:, None]
-    size = np.abs(bias)
-    l1 = size.sum(axis=1)
+
+    abs_bias = np.abs(bias)
+    l1_bias = abs_bias.sum(axis=1)
     values: RowValues = {
-        "num_coordinates": np.full(len(size), size.shape[1]),
-        "max_bias": size.max(axis=1),
-        "l1_bias": l1,
-        "resolved": l1 > allowed,
+        "num_coordinates": np.full(len(abs_bias), abs_bias.shape[1]),
+        "max_bias": abs_bias.max(axis=1),
+        "l1_bias": l1_bias,
+        "resolved": l1_bias > allowed,
     }
 
     def num_outside(lower: FloatArray, upper: FloatArray) -> Any:
@@ -101,15 +103,16 @@ def row_values(
 
     if ends is not None:
         lower, upper = ends
-        largest = np.maximum(-lower, upper)
+        max_abs_bias = np.maximum(-lower, upper)
         values |= {
             "finite_outside": num_outside(lower, upper),
             "finite_tightness": (upper - lower).sum(axis=1),
             # an interval that contains 0 gives no lower bound on |bias|
             "finite_min_max": np.maximum(np.maximum(lower.max(axis=1), -upper.min(axis=1)), 0.0),
-            "finite_max_max": largest.max(axis=1),
-            "finite_max_l1": largest.sum(axis=1),
+            "finite_max_max": max_abs_bias.max(axis=1),
+            "finite_max_l1": max_abs_bias.sum(axis=1),
         }
+
     if theory is not None:
         # eqs. 10 and 11 of Rawat et al. (2019), without their terms o(1/m)
         terms = theory.terms
@@ -117,6 +120,7 @@ def row_values(
         printed = Theorem1Bounds(*terms.bounds(g, scale, m), g, scale, terms)
         low, high = widen_bounds(printed, slack)
         outside = (bias < low) | (bias > high)
+
         limit = theory.limit / m
         values |= {
             "printed_max": np.maximum(np.abs(printed.lower), np.abs(printed.upper)).max(axis=1),
@@ -127,6 +131,7 @@ def row_values(
             "corrected_max": np.asarray(terms.distance_bounds(scale, m)[0]),
             "corrected_outside": num_outside(*terms.corrected_bounds(g, scale, m)),
         }
+
     return values
 
 
@@ -138,13 +143,13 @@ def class_vector_row_values(
     m: int,
     scaled_h: FloatArray,
 ) -> RowValues:
-    """Compute `row_values` for the n d coordinates of all class vectors, without such an array.
+    """Compute `row_values` for the n d coordinates of all class vectors, without an array of them.
 
     The derivative of logit i in its class vector is ``tau * h``, which is `scaled_h` (B, d). So
     coordinate k of class vector i has the bias ``bias[i] * scaled_h[k]``. The other arguments are
     those of `row_values` for the logits.
     """
-    largest = np.abs(scaled_h).max(axis=1)
+    max_abs_h = np.abs(scaled_h).max(axis=1)
     values: RowValues = {}
 
     def values_of_coordinate(coordinate: FloatArray) -> RowValues:
@@ -153,17 +158,20 @@ def class_vector_row_values(
         `coordinate` (B, 1) is column k of `scaled_h`.
         """
         scaled_ends = ends and (ends[0] * coordinate, ends[1] * coordinate)
-        if scaled_ends:  # a negative factor swaps the lower and the upper end
+
+        # a negative factor swaps the lower and the upper end
+        if scaled_ends:
             scaled_ends = np.minimum(*scaled_ends), np.maximum(*scaled_ends)
         scaled_theory = theory and theory._replace(
             g=theory.g * coordinate, limit=theory.limit * coordinate
         )
-        return row_values(bias * coordinate, error, scaled_theory, scaled_ends, m, largest)
+        return row_values(bias * coordinate, error, scaled_theory, scaled_ends, m, max_abs_h)
 
-    # combine in a fixed order, so that the bits do not depend on the number of threads
+    # add up in a fixed order, so that rounding does not depend on the number of threads
     for coordinate_values in thread_map(values_of_coordinate, scaled_h.T[:, :, None]):
         values = {
             name: _REDUCTIONS.get(name, np.add)(values[name], value) if name in values else value
             for name, value in coordinate_values.items()
         }
+
     return values

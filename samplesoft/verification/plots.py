@@ -50,31 +50,38 @@ def plot_rows(
 
     shown = [row for row in rows if row.wrt == rows[0].wrt]
     names = list(dict.fromkeys(row.sampler for row in shown))
-    columns = min(_MAX_COLUMNS, len(names))
-    lines = -(-len(names) // columns)
-    size = max(3.7 * columns, 8.5), 2.7 * lines + 1.3
-    figure = Figure(figsize=size, layout="constrained")
+    num_columns = min(_MAX_COLUMNS, len(names))
+    num_lines = -(-len(names) // num_columns)
+
+    figure_size = max(3.7 * num_columns, 8.5), 2.7 * num_lines + 1.3
+    figure = Figure(figsize=figure_size, layout="constrained")
+
     unit = "probability" if shown[0].wrt == "logits" else "units of the gradient"
     title = f"Largest |bias| of the gradient in the {shown[0].wrt} ({unit}) against the number of"
     figure.suptitle(f"{title} draws m", fontsize=11, fontweight="bold", wrap=True)
-    axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    seen = [row.max_bias for row in shown if row.max_bias > _MIN_BIAS]
-    floor = min(seen, default=_MIN_BIAS) / 8.0
-    ceiling = 4.0 * max([*seen, *(row.printed_max or 0.0 for row in shown), 8.0 * floor])
+
+    axes = figure.subplots(num_lines, num_columns, squeeze=False, sharex=True, sharey=True).ravel()
+
+    visible_biases = [row.max_bias for row in shown if row.max_bias > _MIN_BIAS]
+    floor = min(visible_biases, default=_MIN_BIAS) / 8.0
+    ceiling = 4.0 * max([*visible_biases, *(row.printed_max or 0.0 for row in shown), 8.0 * floor])
+
     for k, (axis, name) in enumerate(zip(axes, names, strict=False)):
         axis.grid(True, color="0.9", linewidth=0.6)
         axis.set_axisbelow(True)
         axis.tick_params(labelsize=8)
-        if k + columns >= len(names):  # the lowest panel in its column
+        if k + num_columns >= len(names):  # the lowest panel of a column
             axis.tick_params(labelbottom=True)
             axis.set_xlabel("m (draws)", fontsize=9)
+
         curve = [row for row in shown if row.sampler == name]
-        # count violations of the printed theorem, which are mostly in h, where no curve shows them
-        outside = sum(row.outside_printed or 0 for row in rows if row.sampler == name)
-        fails = f": Theorem 1 fails in {outside:,} coordinates" if outside else ""
-        axis.set_title(f"{name}{fails}", fontsize=9)
+        # the title counts violations in all blocks: most are in h, which has no curve
+        num_outside = sum(row.outside_printed or 0 for row in rows if row.sampler == name)
+        violations = f": Theorem 1 fails in {num_outside:,} coordinates" if num_outside else ""
+        axis.set_title(f"{name}{violations}", fontsize=9)
         axis.set(xscale="log", yscale="log", ylim=(floor, ceiling))
         _plot_sampler(axis, curve, floor)
+
     for axis in axes[len(names) :]:
         axis.set_visible(False)
     _add_legend(figure, trials, has_theorem, has_bounds)
@@ -88,16 +95,21 @@ def _plot_sampler(axis: Any, curve: list[VerificationRow], floor: float) -> None
     if len(m) <= 6:  # more labels would overlap
         axis.set_xticks(m, [f"{row.num_sampled:,}" for row in curve])
         axis.set_xticks([], minor=True)
+
     if curve[0].finite_max_max is not None:
         low = np.maximum(_field_values(curve, "finite_min_max"), floor / 10.0)
         high = _field_values(curve, "finite_max_max")
-        # with a single m the filled area is empty: bars show the interval
+
+        # bars show the interval at a single m, where the filled area is empty
         axis.vlines(m, low, high, color=_BOUNDS_COLOUR, linewidth=8)
         axis.fill_between(m, low, high, color=_BOUNDS_COLOUR, alpha=0.55, linewidth=0)
+
         printed = _field_values(curve, "printed_max")
         axis.plot(m, printed, **_LINE_OF_PRINTED, marker="_", markersize=14)
+
     exact = _field_values(curve, "max_bias")
     axis.plot(m, exact, **_LINE_OF_EXACT)
+
     if exact.max() < _MIN_BIAS:
         axis.text(0.5, 0.08, "no bias", transform=axis.transAxes, ha="center", fontsize=9)
     elif curve[0].monte_carlo_max is not None:
@@ -107,12 +119,14 @@ def _plot_sampler(axis: Any, curve: list[VerificationRow], floor: float) -> None
 def _plot_monte_carlo(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
     """Plot estimates with 95% intervals; for estimates <= 0, only the upper end of the interval."""
     mean = _field_values(curve, "monte_carlo_max")
-    reach = _QUANTILE_OF_95 * _field_values(curve, "monte_carlo_max_stderr")
-    shown = mean > 0.0
-    below = np.minimum(reach, mean * (1.0 - 1e-6))[shown]  # keep the lower end positive
-    ends = [below.tolist(), reach[shown].tolist()]
-    axis.errorbar(m[shown], mean[shown], yerr=ends, marker="o", capsize=3, **_DOTS)
-    axis.plot(m[~shown], (mean + reach)[~shown], marker="v", **_DOTS)
+    half_width = _QUANTILE_OF_95 * _field_values(curve, "monte_carlo_max_stderr")
+    is_positive = mean > 0.0
+
+    # keep the lower end of the interval positive
+    lower_width = np.minimum(half_width, mean * (1.0 - 1e-6))[is_positive]
+    ends = [lower_width.tolist(), half_width[is_positive].tolist()]
+    axis.errorbar(m[is_positive], mean[is_positive], yerr=ends, marker="o", capsize=3, **_DOTS)
+    axis.plot(m[~is_positive], (mean + half_width)[~is_positive], marker="v", **_DOTS)
 
 
 def _add_legend(figure: Figure, trials: str, has_theorem: bool, has_bounds: bool) -> None:
@@ -126,9 +140,10 @@ def _add_legend(figure: Figure, trials: str, has_theorem: bool, has_bounds: bool
     if has_bounds:
         text = "finite-m bounds, most often behind the exact values"
         entries[text] = {"color": _BOUNDS_COLOUR, "linewidth": 8}
+
     handles = [Line2D([], [], **style) for style in entries.values()]
-    place: Style = {"loc": "outside lower center", "ncols": 2}
-    figure.legend(handles, list(entries), **place, fontsize=9, frameon=False)
+    position: Style = {"loc": "outside lower center", "ncols": 2}
+    figure.legend(handles, list(entries), **position, fontsize=9, frameon=False)
 
 
 def _field_values(curve: list[VerificationRow], name: str) -> FloatArray:

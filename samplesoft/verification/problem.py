@@ -34,7 +34,7 @@ from samplesoft.schemes import Scheme, as_scheme
 from samplesoft.verification.bounds import PARAMETER_BLOCKS
 
 _FLOAT32 = float(np.finfo(np.float32).eps)
-_MAX_UNEXPLAINED = 1e-6  # fraction of the sum of squares that a better tau may leave unexplained
+_MAX_UNEXPLAINED = 1e-6  # fraction of the squares that a better tau may leave
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class VerificationProblem:
         """Derivatives (n, d) of the logits with respect to h; None without vectors."""
         return None if self.class_embeddings is None else self.tau * self.class_embeddings
 
-    def select_examples(self, part: slice) -> VerificationProblem:
+    def select_examples(self, examples: slice) -> VerificationProblem:
         """Return the problem of a slice of the examples."""
-        h = None if self.h is None else self.h[part]
-        return replace(self, logits=self.logits[part], labels=self.labels[part], h=h)
+        h = None if self.h is None else self.h[examples]
+        return replace(self, logits=self.logits[examples], labels=self.labels[examples], h=h)
 
 
 def checked_problem(
@@ -80,12 +80,15 @@ def checked_problem(
     """Return the checked arguments of `verify`, without the proposals."""
     o = as_real_array("logits", logits, (1, 2))
     t = np.atleast_1d(as_labels("labels", labels, o.shape[-1], o.shape[:-1]))
+
     o = np.atleast_2d(o)
     wrt = (wrt,) if isinstance(wrt, str) else wrt
     if as_array("wrt", wrt).ndim != 1:
         raise TypeError(f"`wrt` must be a list of names, got {type(wrt).__name__}.")
+
     blocks = tuple(dict.fromkeys(as_choice("wrt", name, PARAMETER_BLOCKS) for name in wrt))
-    contexts, classes = _check_vectors(h, class_embeddings, o)
+
+    contexts, class_vectors = _check_vectors(h, class_embeddings, o)
     if contexts is None:
         blocks = tuple(name for name in blocks if name == "logits")
     if not blocks:
@@ -93,18 +96,35 @@ def checked_problem(
             f"`wrt` must name at least one block that the input has, got {tuple(wrt)}; give `h` "
             "and `class_embeddings`, or include 'logits'."
         )
-    scale = as_positive("tau", tau)
+
+    checked_tau = as_positive("tau", tau)
+
     # moments contain squares of tau * class_embeddings, which must not overflow
-    require_squarable(np.ones(1) if classes is None else classes, scale)
-    rules = as_scheme(scheme)
-    values = list(num_sampled) if isinstance(num_sampled, Iterable) else [num_sampled]
-    counts = sorted(as_count("num_sampled", value, rules.min_draws) for value in values)
-    if not counts or len(set(counts)) < len(counts):
+    require_squarable(np.ones(1) if class_vectors is None else class_vectors, checked_tau)
+
+    checked_scheme = as_scheme(scheme)
+
+    counts = list(num_sampled) if isinstance(num_sampled, Iterable) else [num_sampled]
+    draw_counts = sorted(
+        as_count("num_sampled", value, checked_scheme.min_draws) for value in counts
+    )
+    if not draw_counts or len(set(draw_counts)) < len(draw_counts):
         raise ValueError(
-            f"`num_sampled` must hold one or more different numbers of draws, got {values}."
+            f"`num_sampled` must hold one or more different numbers of draws, got {counts}."
         )
+
     trials = as_count("num_trials", num_trials, 2)
-    return VerificationProblem(o, t, contexts, classes, scale, blocks, rules, counts, trials)
+    return VerificationProblem(
+        o,
+        t,
+        contexts,
+        class_vectors,
+        checked_tau,
+        blocks,
+        checked_scheme,
+        draw_counts,
+        trials,
+    )
 
 
 def _check_vectors(
@@ -117,15 +137,17 @@ def _check_vectors(
         names = ("h", "class_embeddings")
         present, absent = names if class_embeddings is None else names[::-1]
         raise ValueError(f"`{absent}` must be given together with `{present}`, got None.")
+
     contexts = np.atleast_2d(as_real_array("h", h, (1, 2)))
-    classes = as_real_array("class_embeddings", class_embeddings, (2,))
+    vectors = as_real_array("class_embeddings", class_embeddings, (2,))
     batch, n = logits.shape
-    if (len(contexts), len(classes)) != (batch, n) or contexts.shape[1] != classes.shape[1]:
+    if (len(contexts), len(vectors)) != (batch, n) or contexts.shape[1] != vectors.shape[1]:
         raise ValueError(
             f"`h` and `class_embeddings` must have shapes ({batch}, d) and ({n}, d) to match "
-            f"`logits` of shape {logits.shape}, got {contexts.shape} and {classes.shape}."
+            f"`logits` of shape {logits.shape}, got {contexts.shape} and {vectors.shape}."
         )
-    return contexts, classes
+
+    return contexts, vectors
 
 
 def checked_inputs(proposals: Mapping[str, Any], problem: VerificationProblem) -> dict[str, Inputs]:
@@ -139,29 +161,41 @@ def checked_inputs(proposals: Mapping[str, Any], problem: VerificationProblem) -
             "`proposals` must map at least one name to probabilities, got "
             f"{type(proposals).__name__}; write for example {{'uniform': numpy.full(n, 1 / n)}}."
         )
+
     checked = {}
-    none = np.empty(0, np.int64)
-    batch, n = problem.logits.shape
+    no_classes = np.empty(0, np.int64)
+    num_examples, num_classes = problem.logits.shape
+
     for name, value in proposals.items():
         title = f"proposals[{name!r}]"
         require_none_certain(title, value)
-        probs = probs_of(value, problem.h, problem.labels, n, problem.scheme, title)
-        q = np.atleast_2d(as_proposal(title, probs, n))
-        if len(q) not in (1, batch):
+        probs = probs_of(value, problem.h, problem.labels, num_classes, problem.scheme, title)
+        q = np.atleast_2d(as_proposal(title, probs, num_classes))
+        if len(q) not in (1, num_examples):
             raise ValueError(
-                f"`{title}` of shape {q.shape} does not match `logits` of shape ({batch}, {n}); "
-                "give one row for all examples, or one row for each."
+                f"`{title}` of shape {q.shape} does not match `logits` of shape "
+                f"({num_examples}, {num_classes}); give one row for all examples, or one row for "
+                "each."
             )
-        # check q now, because only this function knows its name for messages
+
+        # check q here, where messages can contain its name
         inputs = Inputs(
-            problem.logits, problem.labels, q, problem.draw_counts[0], problem.scheme, True, none
+            problem.logits,
+            problem.labels,
+            q,
+            problem.draw_counts[0],
+            problem.scheme,
+            True,
+            no_classes,
         )
         try:
             check_support(inputs)
             require_digits(inputs)
         except ValueError as error:
             raise ValueError(f"{title}: {error}") from None
+
         checked[str(name)] = inputs
+
     return checked
 
 
@@ -177,40 +211,50 @@ def warn_unless_logits_fit_vectors(problem: VerificationProblem) -> None:
     class_embeddings = problem.class_embeddings
     if h is None or class_embeddings is None:
         return
+
     with ignore_overflow():  # products that overflow cannot be compared
         norms = np.linalg.norm(h, axis=1)
-        base = int(norms.argmin())
-        # differences of examples, where the biases of classes cancel
-        y = logits - logits[base]
-        x = (h - h[base]) @ class_embeddings.T
-        # float32 rounding of d products and their sum, of normalisation, of biases and constants
-        unit = _FLOAT32 * (h.shape[1] + 4) * problem.tau * np.linalg.norm(class_embeddings, axis=1)
-        slack = (norms[:, None] + norms[base]) * unit
-        slack += 4.0 * _FLOAT32 * (np.abs(logits) + np.abs(logits[base]))
+        reference = int(norms.argmin())
+
+        # differences of examples, in which the class biases cancel
+        y = logits - logits[reference]
+        x = (h - h[reference]) @ class_embeddings.T
+
+        # float32 rounding of d products, their sum, the normalisation, biases and constants
+        rounding_unit = (
+            _FLOAT32 * (h.shape[1] + 4) * problem.tau * np.linalg.norm(class_embeddings, axis=1)
+        )
+        slack = (norms[:, None] + norms[reference]) * rounding_unit
+        slack += 4.0 * _FLOAT32 * (np.abs(logits) + np.abs(logits[reference]))
         slack += np.median(slack, axis=1, keepdims=True)
-        off = y - problem.tau * x
+        residual = y - problem.tau * x
+
         # estimate the constant of an example by the median, which one wrong logit does not change
-        off = np.abs(off - np.median(off, axis=1, keepdims=True))
-        row, column = np.unravel_index(np.argmax(off - slack), off.shape)
-        size = float(off[row, column])
+        residual = np.abs(residual - np.median(residual, axis=1, keepdims=True))
+        row, column = np.unravel_index(np.argmax(residual - slack), residual.shape)
+        deviation = float(residual[row, column])
         allowed = float(slack[row, column])
-        if not size > allowed:
+        if not deviation > allowed:
             return
+
         y -= y.mean(axis=1, keepdims=True)
         x -= x.mean(axis=1, keepdims=True)
         yy = np.vdot(y, y)
         xy = np.vdot(y, x)
         xx = np.vdot(x, x)
+
         # whether another tau leaves almost no residual
         fits = xy > 0.0 and yy - xy / xx * xy <= _MAX_UNEXPLAINED * yy
+
     remedy = "pass the vectors and the tau that the logits were made of, or leave the vectors out"
     if fits:
         remedy = f"pass tau={xy / xx:.6g}, which fits"
+
     warnings.warn(
         "`logits` must be tau h . c of `h` and `class_embeddings`, to which a bias of each "
         "class and a constant of each example may be added, else gradients in these are wrong: "
-        f"with tau = {problem.tau:g} class {column} of example {row} is off by {size:.3g} against "
-        f"example {base}, and rounding explains {allowed:.1g}; {remedy}.",
+        f"with tau = {problem.tau:g} class {column} of example {row} is off by {deviation:.3g} "
+        f"against example {reference}, and rounding explains {allowed:.1g}; {remedy}.",
         RuntimeWarning,
         stacklevel=3,
     )

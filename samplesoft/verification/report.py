@@ -19,9 +19,11 @@ from samplesoft.verification.row import VerificationRow as VerificationRow  # pu
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TARGET_BIAS = 0.01  # the summary has the number of draws that this L1 bias of the logits needs
+# L1 bias in the logits for which the summary shows the number of draws that is needed
+TARGET_BIAS = 0.01
 
-_MAX_ROUNDING = 1e-12  # upper bound on the numerical error of a bias that is 0
+# upper bound on the numerical error of a bias that is 0
+_MAX_ROUNDING = 1e-12
 _NAMES = {"logits": "the logits", "h": "h", "class_embeddings": "the class vectors"}
 
 
@@ -128,7 +130,7 @@ class VerificationReport(Report):
 
     def _details(self) -> list[Part]:
         parts: list[Part] = []
-        shown: list[str] = []
+        shown_names: list[str] = []
         for wrt in _block_names(self):
             rows = [row for row in self.rows if row.wrt == wrt]
             names = [
@@ -136,23 +138,26 @@ class VerificationReport(Report):
                 for key in _VALUE_FIELDS
                 if any(_field_value(row, key) is not None for row in rows)
             ]
-            shown += names
-            where = f"{rows[0].num_coordinates:,} coordinates"
+            shown_names += names
+            num_coordinates = f"{rows[0].num_coordinates:,} coordinates"
             caption = f"Bias in {_NAMES[wrt]}, by sampler and number of draws m"
             table = Table(names, [Column("figure", str), *map(_row_as_column, rows)], caption)
-            parts += [Heading(f"Gradient in {_NAMES[wrt]}: {where}"), table]
+            parts += [Heading(f"Gradient in {_NAMES[wrt]}: {num_coordinates}"), table]
+
         meanings = field_descriptions(VerificationRow)
-        names = [name for name in _VALUE_FIELDS if name in shown]
+        names = [name for name in _VALUE_FIELDS if name in shown_names]
+
         # fields with the same description are adjacent: explain them together
-        texts = [
+        descriptions = [
             f"{', '.join(group)}: {meaning}."
             for meaning, group in groupby(names, lambda name: meanings.get(name, name))
         ]
-        chance = (
+        agreement = (
             "Monte Carlo agrees where every |z| of the report is within Bonferroni's limit for a "
             f"chance of {self.alpha:g} of one false alarm in all."
         )
-        return [*parts, Items([*texts, chance])]
+
+        return [*parts, Items([*descriptions, agreement])]
 
     def _figure(self) -> Figure:
         return plot_rows(
@@ -163,19 +168,20 @@ class VerificationReport(Report):
         )
 
     def _settings(self) -> dict[str, Any]:
-        sizes = {
+        own_settings = {
             "scheme": self.scheme,
             "classes": f"{self.num_classes:,}",
             "examples": f"{self.num_examples:,}",
             "trials of each": f"{self.num_trials:,}",
             "tau": self.tau,
         }
-        return sizes | self.settings
+        return own_settings | self.settings
 
 
 # the summary -------------------------------------------------------------------------------------
 
-Group = Sequence[VerificationRow]  # the rows of one sampler at one m, one for each block
+# the rows of one sampler at one m, one for each block
+Group = Sequence[VerificationRow]
 
 
 def _rows_by_sampler_and_m(report: VerificationReport) -> list[Group]:
@@ -185,7 +191,7 @@ def _rows_by_sampler_and_m(report: VerificationReport) -> list[Group]:
 
 
 def _rows_with_own_tests(group: Group) -> Group:
-    """Return the rows of a group that have tests of their own.
+    """Return the rows of a group that were tested separately.
 
     Rows for class vectors repeat the tests of the logits, and are left out unless there are no
     other rows.
@@ -210,6 +216,7 @@ def _summary_table(report: VerificationReport) -> Table:
             Column("bound for\nevery m", lambda group: group[0].finite_max_l1, _bound_text),
             Column(f"draws for\na bias of {TARGET_BIAS:g}", lambda g: g[0].draws_needed, ","),
         ]
+
     return Table(_rows_by_sampler_and_m(report), columns, "Each proposal at each number of draws m")
 
 
@@ -221,16 +228,19 @@ def _zero_unless_resolved(row: VerificationRow, bias: float | None) -> float | N
 def _agreement_text(report: VerificationReport, group: Group) -> str:
     """Return whether Monte Carlo agrees, with the percentage of statistics that were tested."""
     rows = _rows_with_own_tests(group)
-    tested = sum(row.num_tested for row in rows)
-    if not tested:
+    num_tested = sum(row.num_tested for row in rows)
+    if not num_tested:
         return "not tested"
-    scores = [row.max_abs_z or 0.0 for row in rows] + [group[0].loss_z or 0.0]
+
+    abs_scores = [row.max_abs_z or 0.0 for row in rows] + [group[0].loss_z or 0.0]
+
     # the limit is the same for the whole report
-    if max(scores) > report.z_limit:
-        return f"NO, |z| = {max(scores):.3g}"
+    if max(abs_scores) > report.z_limit:
+        return f"NO, |z| = {max(abs_scores):.3g}"
+
     # rounded down, so that 100% means all
-    share = tested / (tested + sum(row.num_untested for row in rows))
-    return f"yes, {math.floor(100.0 * share)}%" if share >= 0.01 else "yes, < 1%"
+    fraction = num_tested / (num_tested + sum(row.num_untested for row in rows))
+    return f"yes, {math.floor(100.0 * fraction)}%" if fraction >= 0.01 else "yes, < 1%"
 
 
 def _num_outside_printed(group: Group) -> int:
@@ -239,8 +249,8 @@ def _num_outside_printed(group: Group) -> int:
 
 
 def _theorem_text(group: Group) -> str:
-    outside = _num_outside_printed(group)
-    return f"{outside:,} outside" if outside else "holds"
+    num_outside = _num_outside_printed(group)
+    return f"{num_outside:,} outside" if num_outside else "holds"
 
 
 def _bound_text(group: Group) -> str:
@@ -252,10 +262,10 @@ def _bound_text(group: Group) -> str:
 def _summary_legend(report: VerificationReport) -> list[str]:
     """Return explanations of the columns of the summary table, one line for each."""
     wrt = report.rows[0].wrt
-    most = ", which is at most 2" if wrt == "logits" else ""
+    upper_limit = ", which is at most 2" if wrt == "logits" else ""
     lines = [
         f"exact bias: of the gradient in {_NAMES[wrt]}, summed over its coordinates without their "
-        f"signs (L1 norm){most}; the mean of {_counted(report.num_examples, 'example')}.",
+        f"signs (L1 norm){upper_limit}; the mean of {_counted(report.num_examples, 'example')}.",
         f"Monte Carlo agrees: all of {report.num_trials:,} trials within {report.z_limit:.2f} "
         "standard errors; in % the statistics with enough effective draws to be tested.",
     ]
@@ -264,11 +274,13 @@ def _summary_legend(report: VerificationReport) -> list[str]:
             "printed Theorem 1: of Rawat et al. (2019), a bound to leading order; else how many "
             f"coordinates of {_joined([_NAMES[wrt] for wrt in _block_names(report)])} are outside."
         )
+
     if report.has_bounds:
         lines.append(
             "bound for every m: on the same norm, proved; draws: the least m with a bias of at "
             f"most {TARGET_BIAS:g} in the logits."
         )
+
     return lines
 
 
@@ -302,18 +314,22 @@ def _trials_sentence(report: VerificationReport) -> str:
             f"Monte Carlo DISAGREES with the exact bias: of {report.num_tests:,} statistics the "
             f"largest |z| is {report.max_abs_z:.2f}, where {report.z_limit:.2f} is the limit."
         )
+
     text = f"Monte Carlo agrees with the exact bias in all {report.num_tests:,} statistics"
     if not report.num_untested:
         return f"{text}."
-    share = 100.0 * report.num_untested / (report.num_untested + report.num_tests)
-    rows = [row for group in _rows_by_sampler_and_m(report) for row in _rows_with_own_tests(group)]
+
+    percent = 100.0 * report.num_untested / (report.num_untested + report.num_tests)
+    rows = [r for group in _rows_by_sampler_and_m(report) for r in _rows_with_own_tests(group)]
+
     # the row with the smallest fraction of tested statistics
-    least = min(rows, key=lambda row: row.num_tested / (row.num_tested + row.num_untested))
+    row = min(rows, key=lambda r: r.num_tested / (r.num_tested + r.num_untested))
+
     return (
-        f"{text} that could be tested; {report.num_untested:,} ({share:.2g}%) could not, for lack "
-        f"of effective draws ({least.sampler}, m = {least.num_sampled:,}: only "
-        f"{least.num_tested:,} of {least.num_tested + least.num_untested:,} in "
-        f"{_NAMES[least.wrt]} could)."
+        f"{text} that could be tested; {report.num_untested:,} ({percent:.2g}%) could not, for "
+        f"lack of effective draws ({row.sampler}, m = {row.num_sampled:,}: only "
+        f"{row.num_tested:,} of {row.num_tested + row.num_untested:,} in "
+        f"{_NAMES[row.wrt]} could)."
     )
 
 
@@ -321,16 +337,20 @@ def _bounds_sentence(report: VerificationReport) -> str:
     """Return a sentence that says whether the bounds and the printed theorem hold."""
     if not report.has_bounds:
         return ""
-    proved = "The bounds for every m" + " and the corrected Theorem 1" * report.has_theorem
-    text = f"{proved} {'hold' if report.bounds_hold else 'are VIOLATED'}"
+
+    subject = "The bounds for every m" + " and the corrected Theorem 1" * report.has_theorem
+    text = f"{subject} {'hold' if report.bounds_hold else 'are VIOLATED'}"
     if not report.has_theorem:
         return f"{text}."
+
     outside = _num_outside_printed(report.rows)
     if not outside:
         return f"{text}; nothing is outside Theorem 1 as printed."
+
     # the printed proof needs g >= 0: report violations with g >= 0 separately
-    with_sign = sum(row.outside_with_sign or 0 for row in report.rows)
-    where = f"{with_sign:,} of them" if with_sign else "none"
+    num_with_sign = sum(row.outside_with_sign or 0 for row in report.rows)
+    where = f"{num_with_sign:,} of them" if num_with_sign else "none"
+
     return (
         f"{text}; as printed, Theorem 1 fails in {_counted(outside, 'coordinate')}, {where} where "
         "its condition g >= 0 is met."
@@ -340,14 +360,17 @@ def _bounds_sentence(report: VerificationReport) -> str:
 def _draws_sentence(report: VerificationReport) -> str:
     """Return a sentence that compares proposals by the draws that they need for `TARGET_BIAS`."""
     needed = {row.sampler: row.draws_needed for row in report.rows if row.draws_needed}
+
     # exclude the softmax itself, which needs one draw, but is too expensive as a proposal
     biased = {name: m for name, m in needed.items() if m > 1}
     if not biased:
         return ""
+
     best = min(biased, key=biased.__getitem__)
     worst = max(biased, key=biased.__getitem__)
     if biased[best] == biased[worst]:
         return f"A bias of {TARGET_BIAS:g} takes {biased[best]:,} draws of {best}."
+
     return (
         f"For a bias of {TARGET_BIAS:g}, {biased[best]:,} draws of {best} are as good as "
         f"{biased[worst]:,} of {worst}."
@@ -363,8 +386,8 @@ _VALUE_FIELDS = [column.name for column in fields(VerificationRow)][4:]
 def _field_value(row: VerificationRow, name: str) -> Any:
     """Return the value of a field of a row; 0 if it is within the numerical error of the bias."""
     value = getattr(row, name)
-    is_none = isinstance(value, float) and abs(value) < _MAX_ROUNDING and not row.resolved
-    return 0.0 if is_none else value
+    is_zero = isinstance(value, float) and abs(value) < _MAX_ROUNDING and not row.resolved
+    return 0.0 if is_zero else value
 
 
 def _row_as_column(row: VerificationRow) -> Column:

@@ -22,7 +22,7 @@ class VerificationRow:
         Largest absolute value and sum of absolute values of the exact bias, in units of the
         gradient.
     resolved : bool
-        Whether `l1_bias` is larger than its numerical error in every example; if not, it may be 0
+        Whether `l1_bias` is larger than its numerical error in every example; if not, it may be 0.
     monte_carlo_max, monte_carlo_l1 : float or None
         Unbiased estimates of `max_bias` and `l1_bias`, for ``logits`` only.
     monte_carlo_max_stderr, monte_carlo_l1_stderr : float or None

@@ -155,16 +155,19 @@ def verify(
     """
     if settings is not None:
         require_mapping("settings", settings)
+
     problem = checked_problem(
         logits, labels, num_sampled, h, class_embeddings, tau, wrt, scheme, num_trials
     )
     samplers = checked_inputs(proposals, problem)
-    workers = as_executor(executor)
+    task_executor = as_executor(executor)
     warn_unless_logits_fit_vectors(problem)
+
     key = stream_key(rng)
     counts = problem.draw_counts
     rows: list[VerificationRow] = []
     comparisons: list[Comparison] = []
+
     pairs = [(name, m) for name in samplers for m in counts]
     slices = next(iter(samplers.values())).parts(len(pairs))
     tasks = (
@@ -178,27 +181,32 @@ def verify(
         for index, (name, m) in enumerate(pairs)
         for examples in slices
     )
-    total = len(pairs) * len(problem.logits)
-    with progress_bar(bool(progress), total=total, unit="example", desc="verify") as bar:
-        results = run_tasks(_check_examples, tasks, workers)
+
+    num_examples = len(pairs) * len(problem.logits)
+
+    with progress_bar(bool(progress), total=num_examples, unit="example", desc="verify") as bar:
+        results = run_tasks(_check_examples, tasks, task_executor)
         for name, m in pairs:
-            checked = []
+            task_results = []
             for examples in slices:
-                checked.append(next(results))
+                task_results.append(next(results))
                 bar.update(examples.stop - examples.start)
-            at_m, trials = _make_rows(name, m, checked)
+
+            rows_at_m, comparisons_at_m = _make_rows(name, m, task_results)
             if callable(progress):
-                progress(row_as_line(at_m[0]))
-            rows += at_m
-            comparisons += trials
-        # compute these last, so that the first line of progress is printed sooner
-        needed = dict(
-            zip(samplers, run_tasks(_num_draws_needed, samplers.values(), workers), strict=True)
-        )
-    rows = [replace(row, draws_needed=needed[row.sampler]) for row in rows]
+                progress(row_as_line(rows_at_m[0]))
+            rows += rows_at_m
+            comparisons += comparisons_at_m
+
+        # compute these last, so that progress is shown sooner
+        counts_needed = run_tasks(_num_draws_needed, samplers.values(), task_executor)
+        draws_needed = dict(zip(samplers, counts_needed, strict=True))
+
+    rows = [replace(row, draws_needed=draws_needed[row.sampler]) for row in rows]
     scores = merge_z_scores(
         [block for one in comparisons for block in (one.logits, one.h, one.loss)]
     )
+
     return VerificationReport(
         rows=tuple(rows),
         scheme=problem.scheme.name,
@@ -225,8 +233,8 @@ class _Task(NamedTuple):
 
     problem: VerificationProblem
     inputs: Inputs
-    first: int  # index of the first example of the slice
-    key: np.uint64  # key from which the random stream of each example is derived
+    start: int  # index of the first example of the slice
+    key: np.uint64  # key of the random streams of the examples
 
 
 class _TaskResult(NamedTuple):
@@ -243,20 +251,22 @@ class _TaskResult(NamedTuple):
 
 def _check_examples(task: _Task) -> _TaskResult:
     """Compare the exact bias of the examples of a task with bounds and with Monte Carlo."""
-    problem, inputs, first, key = task
+    problem, inputs, start, key = task
     theory = theory_terms(inputs) if problem.scheme.has_bounds else None
     if problem.scheme.independent:  # q becomes the probability that m draws contain a class
         m = inputs.num_sampled
-        with np.errstate(divide="ignore"):  # a class with q = 1
+        with np.errstate(divide="ignore"):  # log 0 for a class with q = 1
             inputs = replace(inputs, q=-np.expm1(m * np.log1p(-np.minimum(inputs.q, 1.0))))
+
     exact = exact_bias_of(inputs)
     blocks = _row_values_of_blocks(problem, inputs, exact, theory)
     jacobian = problem.jacobian if "h" in problem.blocks else None
     comparisons = []
-    for b in range(len(problem.logits)):
-        stream = _stream_key(key, first + b)
-        comparisons.append(compare(inputs, exact, b, jacobian, problem.num_trials, stream))
-    return _TaskResult(blocks, comparisons, lost_digits(exact, inputs, first))
+    for example in range(len(problem.logits)):
+        stream = _stream_key(key, start + example)
+        comparisons.append(compare(inputs, exact, example, jacobian, problem.num_trials, stream))
+
+    return _TaskResult(blocks, comparisons, lost_digits(exact, inputs, start))
 
 
 def _make_rows(
@@ -291,11 +301,13 @@ def _row_values_of_blocks(
     error = exact.error
     jacobian = problem.jacobian
     ends = None
+
     # the proofs require that S is the label's term plus a mean of independent draws
     has_bounds = _has_bounds_for_every_m(problem.scheme)
     if has_bounds:
         finite = finite_sample_bounds_of(inputs)
         ends = finite.lower, finite.upper
+
     blocks: dict[str, RowValues] = {}
     if "logits" in problem.blocks:
         blocks["logits"] = row_values(bias, error, theory, ends, m, 1.0)
@@ -306,25 +318,32 @@ def _row_values_of_blocks(
                 "agapiou_ratio": terms.agapiou_bound,
                 "effective_sample_size": terms.effective_sample_size,
             }
+
     if "h" in problem.blocks and jacobian is not None:
-        of_h = theory and theory.to_parameters(jacobian)
-        ends_of_h = finite.gradient(jacobian) if has_bounds else None
+        theory_in_h = theory and theory.to_parameters(jacobian)
+        ends_in_h = finite.gradient(jacobian) if has_bounds else None
         scale = float(np.abs(jacobian).max())
-        blocks["h"] = row_values(bias @ jacobian, error, of_h, ends_of_h, m, scale)
+        blocks["h"] = row_values(bias @ jacobian, error, theory_in_h, ends_in_h, m, scale)
+
         # moments of the gradient in the logits would need n integrals: omit them
         if has_bounds and problem.class_embeddings is not None:
             moments = exact_gradient_moments_of(inputs, problem.class_embeddings, problem.tau)
             names = ("squared_bias", "variance", "mse")
             blocks["h"] |= {name: getattr(moments, name) for name in names}
+
     if "class_embeddings" in problem.blocks and problem.h is not None:
         scaled_h = problem.tau * problem.h
         blocks["class_embeddings"] = class_vector_row_values(bias, error, theory, ends, m, scaled_h)
+
     for values in blocks.values():
         values["loss_bias"] = exact.loss_bias
         if theory is not None:
-            second: FloatArray = theory.terms.second_moment
+            second_moment: FloatArray = theory.terms.second_moment
             with np.errstate(divide="ignore"):
-                values["draws_per_moment"] = np.where(second < np.inf, m / second, np.inf)
+                values["draws_per_moment"] = np.where(
+                    second_moment < np.inf, m / second_moment, np.inf
+                )
+
     return {wrt: blocks[wrt] for wrt in problem.blocks}
 
 
@@ -336,8 +355,8 @@ def _has_bounds_for_every_m(scheme: Scheme) -> bool:
 def _num_draws_needed(inputs: Inputs) -> int | None:
     """Return the smallest m for which the mean L1 bias in the logits is at most `TARGET_BIAS`.
 
-    None if no m in the range of float64 is enough, and for schemes whose bias is not proved to
-    decrease with m.
+    Returns None if no m in the range of float64 is enough, or if the bias of the scheme is not
+    proved to decrease with m.
     """
     if not _has_bounds_for_every_m(inputs.scheme):
         return None
@@ -357,24 +376,29 @@ def _make_row(
     name: str, m: int, wrt: str, example_values: RowValues, comparisons: list[Comparison]
 ) -> VerificationRow:
     """Return the row of a sampler, m and block, given the values (B,) of all examples."""
-    values = {field: _mean_or_total(of_examples) for field, of_examples in example_values.items()}
+    values = {field: _mean_or_total(field_values) for field, field_values in example_values.items()}
     resolved = values["resolved"] = bool(example_values["resolved"].all())
+
     # divide norms by the bias, unless that is 0 within its error
     l1_bias = values["l1_bias"] if resolved else 0.0
     for field in ("finite_tightness", "leading_ratio", "agapiou_ratio"):
         norm = values.pop(field, None)
         values[field] = None if norm is None or not l1_bias else norm / l1_bias
+
     if wrt == "logits":
         norms = np.array([one.norms for one in comparisons])
+
         # standard error of the mean of independent estimates
         stderr = np.sqrt((norms[:, 1] ** 2).sum(axis=0)) / len(norms)
         for k, norm in enumerate(("max", "l1")):
             values[f"monte_carlo_{norm}"] = float(norms[:, 0, k].mean())
             values[f"monte_carlo_{norm}_stderr"] = float(stderr[k])
+
     tested = merge_z_scores([one.h if wrt == "h" else one.logits for one in comparisons])
     if tested.z.size:
         values["max_abs_z"] = tested.max_abs_z
         values["p_value"] = p_value(tested.max_abs_z, tested.z.size)
+
     loss = merge_z_scores([one.loss for one in comparisons])
     return VerificationRow(
         sampler=name,
@@ -388,9 +412,9 @@ def _make_row(
     )
 
 
-def _mean_or_total(of_examples: Any) -> Any:
+def _mean_or_total(example_values: Any) -> Any:
     """Return the total of integers or booleans, or the mean of floats; None if not finite."""
-    values = np.asarray(of_examples)
+    values = np.asarray(example_values)
     if values.dtype.kind != "f":
         return int(values.sum())
     mean = float(values.mean())

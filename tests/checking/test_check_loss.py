@@ -25,7 +25,7 @@ from samplesoft.checking.spread import (
     Spread,
     loss_moments,
     moments_of_squared_losses,
-    with_exact_loss_spread,
+    with_at_least_exact_loss_spread,
 )
 from samplesoft.losses import InBatchLoss, make_loss
 from samplesoft.models import SoftmaxLayer
@@ -336,12 +336,12 @@ def test_the_spread_of_a_label_far_behind_is_that_over_all_draws(name):
     x = losses_of(one, e, ids, one.label_logit[e], one.logits[e])
     x = x - chances @ x
     deviation = np.sqrt(chances @ x**2)
-    width = with_exact_loss_spread(none, sums, centre)
+    width = with_at_least_exact_loss_spread(none, sums, centre)
     assert width.deviations[e] == pytest.approx(deviation, rel=1e-4)
     skewness = abs(chances @ x**3) / deviation**3
     assert width.skewness[e] == pytest.approx(skewness, rel=1e-3, abs=1e-3)
     assert skewness > 3.0 or "distinct" in name or name == "nce"
-    assert with_exact_loss_spread(None, (), centre) is None
+    assert with_at_least_exact_loss_spread(None, (), centre) is None
 
 
 # samplesoft's own losses -------------------------------------------------------------------------
