@@ -10,7 +10,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for type checkers and editors; at run time `_MODULE_OF` has the same names
+# For type checkers and editors. At run time, `_MODULE_OF` maps the same names to their modules.
+if TYPE_CHECKING:
     from samplesoft import bias as bias
     from samplesoft import checking as checking
     from samplesoft import data as data
@@ -108,6 +109,7 @@ if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name
                 raise AttributeError(str(error)) from error
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
         globals()[name] = value
         return value
 

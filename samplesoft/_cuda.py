@@ -17,7 +17,7 @@ from numba import config
 from numba import cuda as _cuda
 from numpy.typing import DTypeLike
 
-cuda: Any = _cuda  # for kernels; other code calls the functions of this module
+cuda: Any = _cuda  # used inside kernels; other code calls the functions of this module
 _config: Any = config
 SIMULATED = bool(_config.ENABLE_CUDASIM)
 _config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small batches are intended
@@ -34,18 +34,18 @@ def kernel(function: Callable[..., None]) -> Any:
     return cuda.jit(function)
 
 
-def launch_warps(function: Any, num: int, *arguments: Any) -> None:
-    """Launch a kernel on at least `num` warps, which the kernel tells apart by `warp_index`."""
-    if num:
+def launch_warps(function: Any, num_warps: int, *arguments: Any) -> None:
+    """Launch a kernel on at least `num_warps` warps; `warp_index` tells a warp which one it is."""
+    if num_warps:
         # the driver accepts only Python integers, and values read from arrays are NumPy integers
-        blocks = -(-int(num) // WARPS_PER_BLOCK)
+        blocks = -(-int(num_warps) // WARPS_PER_BLOCK)
         function[blocks, WARPS_PER_BLOCK * WARP_SIZE](*arguments)
 
 
-def launch_threads(function: Any, num: int, *arguments: Any) -> None:
-    """Launch a kernel on at least `num` threads, which the kernel tells apart by `thread_index`."""
-    if num:
-        blocks = -(-int(num) // THREADS_PER_BLOCK)
+def launch_threads(function: Any, num_threads: int, *arguments: Any) -> None:
+    """Launch a kernel on at least `num_threads` threads, which `thread_index` tells apart."""
+    if num_threads:
+        blocks = -(-int(num_threads) // THREADS_PER_BLOCK)
         function[blocks, THREADS_PER_BLOCK](*arguments)
 
 
@@ -86,22 +86,24 @@ def available_bytes() -> float:
 
 
 def smallest_reported_index(
-    launch: Callable[..., None], search: Any, num: int, *arguments: Any
+    launch: Callable[..., None], search: Any, num_threads: int, *arguments: Any
 ) -> int | None:
     """Run the kernel `search`, and return the smallest index that it reports, or None.
 
-    ``launch(search, num, *arguments, found)`` launches the kernel, such as `launch_threads`. The
-    kernel reports indices by an atomic minimum in ``found[0]``.
+    ``launch(search, num_threads, *arguments, found)`` launches the kernel, as `launch_threads`
+    does. The kernel reports indices by an atomic minimum in ``found[0]``.
     """
     context = cuda.current_context()
     if getattr(_thread_state, "context", None) is not context:
         _thread_state.found = to_device(np.array([_NONE_FOUND]))
         _thread_state.context = context
     found = _thread_state.found
-    launch(search, num, *arguments, found)
+
+    launch(search, num_threads, *arguments, found)
     index = int(found.copy_to_host()[0])
     if index == _NONE_FOUND:
         return None
+
     # reset the output, so that the next search need not allocate one
     found.copy_to_device(np.array([_NONE_FOUND]))
     return index
@@ -143,13 +145,15 @@ if SIMULATED:
         lane_index = thread.threadIdx.x
         board[lane_index] = value
         thread.syncthreads()
+
         first_lane = lane_index - lane_index % WARP_SIZE
         return [board[first_lane + i] for i in range(WARP_SIZE)]
 
     def warp_sum(value: Any) -> Any:
         """Return the sum of the lanes' values, the same on all lanes of a warp."""
         values = _values_of_all_lanes(value)
-        while len(values) > 1:  # in the same order as the butterfly exchange on a GPU
+        # add in the same order as the butterfly exchange on a GPU
+        while len(values) > 1:
             half = len(values) // 2
             values = [values[i] + values[i + half] for i in range(half)]
         return values[0]

@@ -36,8 +36,9 @@ SCHEDULERS = ("threads", "processes")
 _SCHEDULER_ERROR = "--scheduler must be threads, processes or"
 _CONNECT_SECONDS = 10  # timeout of a connection
 _TASKS_AHEAD_PER_WORKER = 4  # tasks per worker that are submitted before results are read
-_MIN_TASKS_AHEAD = 32  # smallest number of such tasks in total
-_MAX_DEATHS_IN_A_ROW = 3  # deaths of workers, without a result, after which to give up, as in Dask
+_MIN_TASKS_AHEAD = 32  # at least so many tasks in total are submitted ahead
+# With more deaths of workers than this between two results, give up, as Dask does.
+_MAX_DEATHS_IN_A_ROW = 3
 _WORKSPACE_BYTES_PER_PICKLED_BYTE = 10  # memory of a task per byte of its pickled arguments
 _PACKAGES = ("numpy", "numba", "scipy", "dask", "distributed", "cloudpickle")
 
@@ -91,10 +92,11 @@ def run_tasks(
     deaths = 0
     pending: deque[tuple[Item, Future[Result] | None]] = deque()
     try:
-        for first in islice(remaining, 1):
-            _require_picklable_and_fitting(function, first, executor)
-            pending.append(submit_unless_refused(first))
+        for first_item in islice(remaining, 1):
+            _require_picklable_and_fitting(function, first_item, executor)
+            pending.append(submit_unless_refused(first_item))
         pending.extend(map(submit_unless_refused, islice(remaining, _num_tasks_ahead(executor))))
+
         while pending:
             item, future = pending[0]
             try:
@@ -110,6 +112,7 @@ def run_tasks(
                     for item, future in pending
                 )
                 continue
+
             deaths = 0
             pending.popleft()
             pending.extend(map(submit_unless_refused, islice(remaining, 1)))
@@ -130,7 +133,7 @@ def run_tasks(
 
 def _has_processes(executor: Executor) -> bool:
     """Return whether an executor runs its tasks in other processes of this machine."""
-    # not imported, because Python refuses this import after the main thread has ended
+    # looked up instead of imported, because Python refuses the import after the main thread ended
     module: Any = sys.modules.get("concurrent.futures.process")
     return module is not None and isinstance(
         executor, (module.ProcessPoolExecutor, RestartingProcessPool)
@@ -152,9 +155,9 @@ def _has_dead_worker(future: Future[Any] | None) -> bool:
 
 
 def _num_tasks_ahead(executor: Executor) -> int:
-    """Return how many tasks to submit before reading results.
+    """Return how many tasks to submit before results are read.
 
-    This number limits the memory for arguments and results.
+    A larger number would need more memory for arguments and results.
     """
     client = _dask_client_of(executor)
     pool_workers = getattr(executor, "_max_workers", None) or os.cpu_count() or 1
@@ -170,6 +173,7 @@ def _require_picklable_and_fitting(function: Any, item: Any, executor: Executor)
     client = _dask_client_of(executor)
     if client is None and not _has_processes(executor):
         return
+
     try:
         # as Dask does: cloudpickle also handles lambdas and local functions
         module = pickle if client is None else import_module("cloudpickle")
@@ -180,6 +184,7 @@ def _require_picklable_and_fitting(function: Any, item: Any, executor: Executor)
             f"{type(executor).__name__} ({error}); define functions and classes at the top of a "
             "module, or take a ThreadPoolExecutor."
         ) from error
+
     workers = {} if client is None else client.scheduler_info(n_workers=-1)["workers"]
     for address, worker in workers.items():
         if worker["memory_limit"]:  # 0 if there is no limit
@@ -219,11 +224,13 @@ def require_same_versions(client: Any, name: str) -> None:
             f"`{name}` must have workers with the same samplesoft as here, {__version__}, got "
             f"{type(error).__name__}: {error}; install it there."
         ) from error
+
     if not workers:
         raise ValueError(
             f"`{name}` must have workers, got a scheduler with none; start some with "
             f"dask worker {client.scheduler.address}."
         )
+
     versions_here = _package_versions()
     for address, versions in workers.items():
         different = {
@@ -253,9 +260,8 @@ def open_executor(scheduler: str | None) -> Iterator[Executor | None]:
     elif scheduler in SCHEDULERS:
         from concurrent.futures import ThreadPoolExecutor
 
-        with (ThreadPoolExecutor if scheduler == "threads" else RestartingProcessPool)(
-            num_threads()
-        ) as pool:
+        pool_class = ThreadPoolExecutor if scheduler == "threads" else RestartingProcessPool
+        with pool_class(num_threads()) as pool:
             yield pool
     else:
         with (
@@ -275,6 +281,7 @@ def open_dask_client(address: str | None) -> Iterator[Any]:
     if address is None:
         yield None
         return
+
     error_prefix = "--scheduler must be"
     if address in SCHEDULERS:
         raise ValueError(
@@ -282,16 +289,18 @@ def open_dask_client(address: str | None) -> Iterator[Any]:
             "vectors, got "
             f"{address!r}; leave it out to train on the threads of this process."
         )
+
     with connect_client(address, error_prefix, direct_to_workers=True) as client:
         require_same_versions(client, "--scheduler")
         yield client
 
 
 def connect_client(address: str, error_prefix: str, **options: Any) -> Any:
-    """Return a Dask client of the scheduler at `address`.
+    """Return a Dask client of the scheduler at `address`, made with the keywords `options`.
 
-    Raises ValueError if the scheduler does not answer within 10 seconds. The message begins with
-    `error_prefix`, such as "--scheduler must be threads, processes or".
+    Raises ValueError if Dask is not installed, or if the scheduler does not answer within 10
+    seconds. The message begins with `error_prefix`, such as "--scheduler must be threads, processes
+    or".
     """
     try:
         distributed = import_module("distributed")
@@ -305,11 +314,13 @@ def connect_client(address: str, error_prefix: str, **options: Any) -> Any:
         connection_args = distributed.Security().get_connection_args("client")
         # a server with another protocol may accept the connection and then not answer
         async with asyncio.timeout(_CONNECT_SECONDS):
-            (
-                await distributed.comm.connect(address, timeout=_CONNECT_SECONDS, **connection_args)
-            ).abort()
+            connection = await distributed.comm.connect(
+                address, timeout=_CONNECT_SECONDS, **connection_args
+            )
+            connection.abort()
 
-    # Test the connection first, because a client would retry for longer, and again when closed.
+    # Test the connection first. A client would retry for longer than 10 seconds, and would retry
+    # again when it is closed.
     try:
         asyncio.run(require_answer())
     except Exception as error:  # any error of the network, the address or the server
@@ -363,5 +374,6 @@ def _initialise_worker_process() -> None:
     """Make the calling worker process ignore Ctrl-C, and exit when its parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent: Any = parent_process()
-    with suppress(RuntimeError):  # raised if no thread can be started; the worker still works
+    # a RuntimeError means that no thread can be started; the worker still works
+    with suppress(RuntimeError):
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

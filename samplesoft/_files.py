@@ -62,9 +62,11 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     The value of the context is the path of the draft, a new file in the same folder. After the
     body, the draft is flushed to disk and renamed to `path`. So `path` holds either the old file or
     the new one, even after a crash of the machine. If several threads or processes write at once,
-    the last one wins. If the body fails, the draft is removed. Drafts of killed processes are
-    removed too. If another program holds `path`, renaming is retried for about 1.5 seconds; then
-    `FileInUse` is raised, which names the draft.
+    the last one wins.
+
+    If the body fails, the draft is removed. Drafts of killed processes are removed too. If another
+    program holds `path`, renaming is retried for about 1.5 seconds; then `FileInUse` is raised,
+    which names the draft.
     """
     with draft_path(path) as draft:
         yield draft
@@ -102,6 +104,7 @@ def move_into_place(draft: Path, path: str | Path) -> None:
         discard_draft(draft)
         raise
     _drafts_in_progress.discard(draft.name)
+
     if os.name == "posix":  # elsewhere a folder cannot be opened
         # some file systems cannot flush a folder; the file is already in place
         with suppress(OSError):
@@ -163,11 +166,14 @@ def _new_draft_path(path: Path) -> Path:
     suffix = path.suffix if len(os.fsencode(path.suffix)) <= _MAX_TARGET_NAME_BYTES else ""
     prefix = f".{stem}."
     suffix_pattern = f".draft{suffix}"
+
     for old_draft in path.parent.glob(f"{glob.escape(prefix)}*{glob.escape(suffix_pattern)}"):
         writer = old_draft.name.removeprefix(prefix).removesuffix(suffix_pattern)
         if old_draft.name not in _drafts_in_progress and is_abandoned(old_draft, writer):
-            with suppress(OSError):  # if a virus scanner holds the draft, the next call removes it
+            # if a virus scanner holds the draft now, the next call removes it
+            with suppress(OSError):
                 old_draft.unlink()
+
     name = f"{prefix}{writer_name()}{suffix_pattern}"
     _drafts_in_progress.add(name)
     return path.with_name(name)
@@ -176,7 +182,8 @@ def _new_draft_path(path: Path) -> Path:
 def discard_draft(draft: Path) -> None:
     """Delete a draft that is no longer needed; ignore errors of the file system."""
     _drafts_in_progress.discard(draft.name)
-    with suppress(OSError):  # an error must not hide the error that the caller handles
+    # suppress errors, because they would hide the error that the caller handles
+    with suppress(OSError):
         retry_while_in_use(lambda: draft.unlink(missing_ok=True))
 
 
@@ -197,12 +204,14 @@ def is_abandoned(draft: Path, writer: str) -> bool:
     process, _, host = writer.partition("-")
     if not (process.isascii() and process.isdecimal()):
         return False
+
     # the processes of another machine cannot be queried, so the age of the draft decides
     if host and host.partition("-")[0] != _host_hash():
         try:
             return time.time() - draft.stat().st_mtime > _DAY_SECONDS
         except OSError:
             return False
+
     # callers skip drafts of this process, so an equal id belongs to an earlier, ended process
     return int(process) == os.getpid() or not _may_be_running(int(process))
 
@@ -224,6 +233,7 @@ if sys.platform == "win32":
         """Return whether a process with the id `process` may be running on this machine."""
         if process >= 1 << 32:
             return False
+
         kernel = ctypes.WinDLL("kernel32", use_last_error=True)
         # without these declarations, ctypes would pass a handle of 64 bits as an int of 32 bits
         kernel.OpenProcess.argtypes = wintypes.DWORD, wintypes.BOOL, wintypes.DWORD
@@ -231,6 +241,7 @@ if sys.platform == "win32":
         kernel.WaitForSingleObject.argtypes = wintypes.HANDLE, wintypes.DWORD
         kernel.WaitForSingleObject.restype = wintypes.DWORD
         kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
+
         handle = kernel.OpenProcess(_SYNCHRONIZE, False, process)
         if not handle:  # if access is denied, the process exists
             return bool(ctypes.get_last_error() != _NO_SUCH_PROCESS)
@@ -276,16 +287,18 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def with_prefixes(parts: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dict[str, _T]:
-    """Return one dict with the items of all mappings; the mapping's name is prefixed to each key.
+def with_prefixes(
+    mappings: Mapping[str, Mapping[str, _T]], separator: str = "."
+) -> dict[str, _T]:
+    """Return the items of several mappings in one dict, each key after the name of its mapping.
 
     >>> with_prefixes({"lstm": {"w": 1}, "softmax": {"w": 2}})
     {'lstm.w': 1, 'softmax.w': 2}
     """
     return {
-        f"{part}{separator}{name}": value
-        for part, values in parts.items()
-        for name, value in values.items()
+        f"{prefix}{separator}{name}": value
+        for prefix, mapping in mappings.items()
+        for name, value in mapping.items()
     }
 
 

@@ -44,15 +44,16 @@ def _set_signal_handlers(handler: Callable[..., object] | signal.Handlers) -> No
 
 
 def _print_advice_and_exit(*_: object) -> None:
-    """Print the advice on stderr, and end the process at once; the handler of both signals."""
+    """Print the advice on stderr, and end the process at once; the signal handler."""
     try:
         # a second interrupt exits at once, even if writing the advice below takes long
         _set_signal_handlers(lambda *_: os._exit(EXIT_STATUS))
         if sys.stderr is not None:  # None if closed; another file may then have its descriptor
-            bar = "\n" if sys.stderr.isatty() else ""  # do not overwrite a progress bar
+            new_line = "\n" if sys.stderr.isatty() else ""  # do not overwrite a progress bar
             advice = "interrupted" if _advice is None else _advice()
-            text = f"{bar}samplesoft: {advice}\n"
+            text = f"{new_line}samplesoft: {advice}\n"
             os.write(sys.stderr.fileno(), text.encode(sys.stderr.encoding, "backslashreplace"))
+
         if sys.stdout is not None:
             sys.stdout.flush()
     finally:

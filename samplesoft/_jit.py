@@ -43,7 +43,8 @@ from samplesoft._progress import report_line
 numba: Any = None
 try:
     numba = import_module("numba")
-except ModuleNotFoundError as error:  # ignore only a missing Numba, not a missing dependency of it
+except ModuleNotFoundError as error:
+    # ignore only that Numba is missing, not that a dependency of Numba is missing
     if error.name != "numba":
         raise
 COMPILES = numba is not None and not getattr(numba.config, "DISABLE_JIT", False)
@@ -115,12 +116,15 @@ def _compile(function: Function, fastmath: bool | set[str], **extra_options: boo
     """Return `function` as a kernel compiled with options of Numba, or uncompiled without Numba."""
     if not COMPILES:
         return _uncompiled_kernel(function)
+
     # With `nogil`, threads run in parallel. NumPy's error model has no check for division by zero.
     options: dict[str, Any] = {"nopython": True, "nogil": True, "error_model": "numpy"}
     options["fastmath"] = fastmath
     options["no_cfunc_wrapper"] = True  # kernels are not called from C
-    options["_nrt"] = True  # set, because it would be inherited from a caller without counting
+    # set explicitly, because a caller compiled by `njit_bare` would pass on its False
+    options["_nrt"] = True
     options |= extra_options
+
     compiled: Any = Kernel(function, targetoptions=options)
     compiled._cache = KernelCache(compiled)  # inactive if no folder is writable
     return cast(Function, compiled)
@@ -135,6 +139,7 @@ def report_compilation(enabled: bool) -> Iterator[None]:
     if not (enabled and COMPILES):
         yield
         return
+
     reported = False
 
     class Listener(events.Listener):  # type: ignore[misc]
@@ -188,7 +193,7 @@ def num_threads() -> int:
         return 1
     try:
         numba.threading_layer()
-    except ValueError:  # the layer is not loaded, so the number was never set
+    except ValueError:  # layer not loaded, so the number was never set
         return int(getattr(numba.config, "NUMBA_NUM_THREADS", 1))
     return int(numba.get_num_threads())
 
@@ -223,19 +228,22 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
     items = list(items)
     threads = num_threads()
     workers = min(threads, len(items))
-    if workers <= 1:  # always inside a worker, where waiting for other workers could deadlock
+    # inside a worker `threads` is 1: waiting for other workers there could deadlock
+    if workers <= 1:
         yield from map(function, items)
         return
+
     for chunk in chunks(len(items), workers):
-        first, *rest = items[chunk]
-        tasks = [_Task(function, item) for item in rest]
+        first_item, *other_items = items[chunk]
+        tasks = [_Task(function, item) for item in other_items]
         _pool.submit(tasks, threads - 1)
         try:
             # the calling thread works too, and runs the tasks that no worker has begun
-            yield function(first)
+            yield function(first_item)
             for task in tasks:
                 yield task.run_or_wait()
-        except BaseException:  # afterwards no kernel may use the caller's arrays
+        except BaseException:
+            # wait, because after the error no kernel may use the caller's arrays
             _cancel_and_wait(tasks)
             raise
 
@@ -249,8 +257,10 @@ def thread_for_each(function: Callable[[Item], object], items: Iterable[Item]) -
     if items and not items[1:]:
         function(items[0])
         return
+
     workers = min(num_threads(), len(items))
-    queue = deque(items)  # shared by the threads; `popleft` is atomic, with or without a GIL
+    # shared by the threads: `popleft` is atomic, with or without a GIL
+    queue = deque(items)
 
     def process_queue(_: int = 0) -> None:
         try:
@@ -280,10 +290,11 @@ def call_single_threaded(function: Callable[[Item], Result], item: Item) -> Resu
 def run_in_lockstep(function: Callable[[int, int], object], workers: int) -> None:
     """Call ``function(worker, num_workers)`` for all workers at the same time, one per thread.
 
-    For kernels whose workers synchronise with `barrier_wait`. A worker must not raise, because the
-    other workers would wait for it forever. There are at most `workers` workers, fewer if Numba's
-    setting or the system allows fewer threads. Each call starts new threads: in the shared pool, a
-    worker could wait at a barrier for a worker that is still in the queue.
+    For kernels whose workers synchronise with `barrier_wait`. `function` must not raise an error in
+    a worker, because the other workers would wait for it forever. There are at most `workers`
+    workers, fewer if Numba's setting or the system allows fewer threads. Each call starts new
+    threads: in the shared pool, a worker could wait at a barrier for a worker that is still in the
+    queue.
     """
     workers = min(workers, num_threads()) if COMPILES else 1
     if workers > 1:
@@ -299,7 +310,7 @@ def _run_on_new_threads(function: Callable[[int, int], object], workers: int) ->
     Returns False, without calling `function`, if no thread can be started.
     """
     num_workers = 0
-    gate = threading.Event()
+    gate = threading.Event()  # opened when the number of workers is known
 
     def run_worker(worker: int) -> None:
         gate.wait()
@@ -307,13 +318,15 @@ def _run_on_new_threads(function: Callable[[int, int], object], workers: int) ->
             function(worker, num_workers)
 
     tasks = [_Task(run_worker, worker) for worker in range(workers)]
-    started = 0
+    num_started = 0
     try:
-        while started < workers and _start_worker_thread(tasks[started].run_if_not_begun):
-            started += 1
-        num_workers = started
+        while num_started < workers and _start_worker_thread(tasks[num_started].run_if_not_begun):
+            num_started += 1
+        num_workers = num_started
     finally:
-        gate.set()  # after an interrupt `num_workers` is 0, and the threads end at once
+        # after an interrupt `num_workers` is still 0, and the threads end at once
+        gate.set()
+
     try:
         # the calling thread is not a worker, so no worker waits forever if it is interrupted
         for task in tasks[:num_workers]:
@@ -321,18 +334,19 @@ def _run_on_new_threads(function: Callable[[int, int], object], workers: int) ->
     except BaseException:
         _cancel_and_wait(tasks[:num_workers])
         raise
+
     return num_workers > 0
 
 
-def _start_worker_thread(work: Callable[[], object]) -> bool:
-    """Start a thread that calls `work` with single-threaded kernels; return whether it started.
+def _start_worker_thread(function: Callable[[], object]) -> bool:
+    """Start a thread that calls `function` with single-threaded kernels; return whether it started.
 
     The system refuses a thread beyond the limit of the process, or when the interpreter shuts down.
     """
 
     def run_single_threaded() -> None:
         _thread_state.is_worker = True
-        work()
+        function()
 
     try:
         threading.Thread(
@@ -361,7 +375,8 @@ if COMPILES:
     _yield_core: Any = types.ExternalFunction(
         "Sleep" if os.name == "nt" else "usleep", types.int32(types.uint32)
     )
-_SPINS_BEFORE_YIELD = 1000  # after this many polls, about 20 us, a waiting thread yields its core
+# Number of polls, about 20 us, after which a waiting thread yields its core.
+_SPINS_BEFORE_YIELD = 1000
 
 
 @njit
@@ -395,7 +410,8 @@ class _Task(Generic[Item, Result]):
         if not self._begin_lock.acquire(blocking=False):
             return
         # drop the reference to the arrays, because a queue may hold this object for longer
-        (run, function, item), self._call = self._call, None
+        run, function, item = self._call
+        self._call = None
         try:
             self._future.set_result(run(function, item))
         except BaseException as error:
@@ -455,7 +471,8 @@ class _ThreadPool:
         while True:
             task = self._tasks.get()
             task.run_if_not_begun()
-            del task  # free its arrays while this thread waits for the next task
+            # free the task's arrays while this thread waits for the next task
+            del task
 
 
 _thread_state = threading.local()

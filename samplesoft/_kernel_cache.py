@@ -101,6 +101,7 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
         target_context.refresh()
         if not self._enabled or self._numba_cache_implementation() is None:
             return None
+
         # a damaged file may raise any exception
         try:
             fingerprint = kernel_fingerprint(self._kernel)
@@ -122,6 +123,7 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
         usable = self._enabled and self._numba_cache_implementation() is not None
         if not usable or not self._impl.check_cachable(data):
             return
+
         # The disk may be full or read-only, the folder may be deleted, or the kernel may have no
         # stable fingerprint.
         with suppress(Exception):
@@ -156,8 +158,10 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
         Code that is `linked` into other kernels has another key than code that Python calls.
         """
         settings = tuple(f"{name} {getattr(config, name, None)}" for name in _NUMBA_SETTINGS)
+
         versions = numba.__version__, llvmlite.__version__, getattr(_compiler, "VERSION", None)
         key = sig, codegen.magic_tuple(), versions, settings
+
         return (*key, "linked") if linked else key
 
 
@@ -167,6 +171,7 @@ def _serialise_linked_result(result: Any) -> dict[str, Any]:
     The result is changed in place: it loses the types of its variables and calls.
     """
     name, _, bitcode = result.library.serialize_using_bitcode()
+
     # Numba does the same, because the types of some functions cannot be pickled
     result.fndesc.typemap = None
     result.fndesc.calltypes = None
@@ -192,6 +197,7 @@ class _CacheFiles(caching.IndexDataCacheFile):  # type: ignore[misc]
         name = self._load_index().get(key[0])
         if name is None:
             return None
+
         # another process may have overwritten this file since the index was read
         *header, data = self._load_data(name)
         return data if header == [self._source_stamp, key] else None
@@ -200,10 +206,12 @@ class _CacheFiles(caching.IndexDataCacheFile):  # type: ignore[misc]
         """Save `data` for `key`, as in `load`: first the data file, then the index."""
         overloads = self._load_index_or_empty()
         name = overloads.get(key[0])
+
         if name is None:
             taken = set(overloads.values())
             name = next(n for n in map(self._data_name, count(1)) if n not in taken)
         self._save_data(name, (self._source_stamp, key, data))
+
         # read the index again, to keep entries that other processes have added in the meantime
         self._save_index({**self._load_index_or_empty(), key[0]: name})
 
@@ -215,12 +223,15 @@ class _CacheFiles(caching.IndexDataCacheFile):  # type: ignore[misc]
         """
         if "<locals>" in name:  # several nested functions may have this name
             return
+
         match = re.fullmatch(r"(.+-)\d+(\.py\d+\w*)\.nbi", self._index_name)
         if match is None:  # a function in a notebook cell
             return
+
         start, tag = map(re.escape, match.groups())
         pattern = re.compile(rf"{start}\d+{tag}(\.\d+)?\.nb[ic](\.tmp\.\w+)?")
         current = self._index_name.removesuffix("nbi")
+
         for path in Path(self._cache_path).iterdir():
             if not pattern.fullmatch(path.name):
                 continue
@@ -400,8 +411,10 @@ class _Fingerprint:
         self.add(function.__code__)
         self.add(function.__defaults__)
         self.add(function.__kwdefaults__)
+
         for cell in function.__closure__ or ():
             self.add(cell.cell_contents)
+
         names = sorted(_names_used_by(function.__code__))
         scopes = [function.__globals__]
         for scope in scopes:  # grows in the loop
@@ -423,8 +436,10 @@ class _Fingerprint:
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         self._add_strings("code", code.co_name, *map(str, counts))
         self._checksum.update(sha256(code.co_code).digest())
+
         # the table of `try` statements, which are not in the bytecode since Python 3.11
         self._checksum.update(sha256(code.co_exceptiontable).digest())
+
         for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
             self._add_strings(*names)
         for constant in code.co_consts:

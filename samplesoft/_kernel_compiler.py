@@ -162,6 +162,7 @@ def rebuild_linked_result(context: Any, name: str, bitcode: bytes, **parts: Any)
     bitcode, and `parts` are the other fields of the result.
     """
     code = LinkedCode(context.codegen(), name)
+
     code._final_module = parse_bitcode(bitcode)
     code._finalize_final_module()
     return compiler.compile_result(
@@ -222,9 +223,11 @@ def _cached_lookups() -> Iterator[None]:
     each operation it searches all overloads of the operator, even the overloads for strings.
     """
     typing, target = registry.cpu_target.typing_context, registry.cpu_target.target_context
+
     if "refresh" in vars(target):  # already active: a kernel that another kernel calls
         yield
         return
+
     resolve_uncached = typing.resolve_function_type
 
     def refresh_if_changed(context: Any, refresh_all: Any) -> None:
@@ -278,10 +281,12 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
         kind = LinkedCode if linked else _KernelCode
         state.library = kind(state.targetctx.codegen(), function.__qualname__)
         state.library.enable_object_caching()
+
         state.flags = _Flags(state.flags)
         state.library.is_sum = bool(state.flags.fastmath)
         if linked:
             state.flags.no_cpython_wrapper = state.flags.no_compile = True
+
         # The garbage collector is off, because it would scan the many objects that a compiler
         # makes, few of which are cyclic garbage.
         with _undo_after_body_or_fork(gc.enable) if gc.isenabled() else nullcontext():

@@ -57,6 +57,7 @@ def _available_bytes_of_group(folder: Path, group: _ControlGroupFiles) -> list[i
     usage = _read_text_or_empty(folder / group.usage).strip()
     if not limit.isdigit():  # "max", or empty for the root group, which has no such file
         return []
+
     cache = dict(_names_and_integers(_read_text_or_empty(folder / "memory.stat"))).get(
         group.cache, 0
     )
@@ -73,8 +74,10 @@ def _control_group_folders(root: Path, group: _ControlGroupFiles) -> Iterator[Pa
             group_path = path
     if group_path is None:
         return
+
     mount_root = "/"
     mounted = root / group.default_mount
+
     for line in _read_text_or_empty(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split()
@@ -88,12 +91,15 @@ def _control_group_folders(root: Path, group: _ControlGroupFiles) -> Iterator[Pa
         )
         mounted = root / mount_point.lstrip("/")
         break
+
     # a container may see only the files of its own group, mounted as the root
     own_parts = [*Path(group_path).parts[1:]]
     mount_parts = [*Path(mount_root).parts[1:]]
     relative = own_parts[len(mount_parts) :] if own_parts[: len(mount_parts)] == mount_parts else []
+
     if ".." in relative:  # the process was moved in from another namespace
         relative = []
+
     for depth in range(len(relative), -1, -1):
         yield Path(mounted, *relative[:depth])
 
@@ -146,12 +152,15 @@ def require_fitting_option(
     if available is None or predicted(value) <= available:
         return
     fitting = value
+
     # double until it fits: the exact minimum would be an odd value, such as 1,387
     while fitting < largest and predicted(fitting) > available:
         fitting *= 2
+
     remedy = f"{option}={fitting} would fit"
     if predicted(fitting) > available:
         remedy = f"no {option} would fit; use float32 or fewer classes"
+
     raise MemoryError(
         f"{subject} needs {human_bytes(predicted(value))}, but {human_bytes(available)} are "
         f"available; {remedy}."

@@ -115,6 +115,7 @@ class TimeEstimate:
         seconds = time.perf_counter() - self._start
         if self._total is None or not self._initial < done < self._total:
             return _format_seconds(seconds)
+
         # exclude the initial steps, which an earlier run has done, from the time per step
         left = seconds * (self._total - done) / (done - self._initial)
         return f"{_format_seconds(seconds)}, about {_format_seconds(left)} left"

@@ -79,6 +79,7 @@ def seed_key(low: int, high: int) -> int:
                     word = (pool[k] * 0xCA01F9DD - word * 0x4973F715) & _LOW_32_BITS
                     word ^= word >> 16
                 pool[k] = word
+
     low = (pool[0] ^ 0x8B51F9DD) * 0x464A0A99 & _LOW_32_BITS
     high = (pool[1] ^ 0x464A0A99) * 0x819D14A5 & _LOW_32_BITS
     return (low ^ low >> 16) | (high ^ high >> 16) << 32
@@ -103,15 +104,19 @@ def stream_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.u
     """
     if type(rng) is int and 0 <= rng < 1 << 64:
         return np.uint64(seed_key(rng & _LOW_32_BITS, rng >> 32) & 0xFFFFFFFFFFFFFFFF)
+
     if isinstance(rng, OffsetSeed):
         return np.uint64(rng)
+
     if isinstance(rng, np.random.Generator):
         return np.uint64(rng.integers(0, 2**64, dtype=np.uint64))
+
     if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
         if rng is not None and rng < 0:
             raise ValueError(f"`{name}` as a seed must be at least 0, got {rng}.")
         # SeedSequence maps close seeds to unrelated keys
         return np.uint64(np.random.SeedSequence(rng).generate_state(1, np.uint64)[0])
+
     raise TypeError(
         f"`{name}` must be an int seed, a numpy.random.Generator or None, "
         f"got {type(rng).__name__}; numpy.random.default_rng(seed) makes a generator."

@@ -45,6 +45,7 @@ def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
     if tau == 1.0:
         return rows
     with ignore_overflow():  # callers check that scores are finite
+
         # a scalar of the same dtype keeps the product in this dtype
         factor = rows.dtype.type(tau)
         if not np.isfinite(factor):
@@ -66,6 +67,7 @@ def require_squarable(class_embeddings: NDArray[Any], tau: float) -> None:
             f"`tau` must lie from {_MIN_SQUARABLE:g} to {1.0 / _MIN_SQUARABLE:g}, because its "
             f"square is needed, got {tau:g}; scale the class vectors."
         )
+
     largest = tau * float(np.abs(class_embeddings).max())
     if not (largest == 0.0 or _MIN_SQUARABLE <= largest <= 1.0 / _MIN_SQUARABLE):
         raise ValueError(

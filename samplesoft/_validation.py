@@ -33,20 +33,24 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
     """Return `value` as a finite, nonempty float64 array; `ndim` are the allowed dimensions."""
     # the kinds bool, unsigned, int and float, but not complex numbers, text or dates
     array = as_array(name, value)
+
     if array.dtype.kind not in "buif":
         raise TypeError(
             f"`{name}` must hold real numbers, got dtype {array.dtype}; "
             "convert it with numpy.asarray(..., dtype=float)."
         )
+
     if array.ndim not in ndim:
         allowed = " or ".join(str(d) for d in ndim)
         raise ValueError(f"`{name}` must have {allowed} dimension(s), got shape {array.shape}.")
     if array.size == 0:
         raise ValueError(f"`{name}` must not be empty, got shape {array.shape}.")
+
     if array.dtype != np.float64 or not array.flags.c_contiguous:
         # values of a wider type may overflow to infinity, which `require_finite` rejects
         with np.errstate(over="ignore"):
             array = np.ascontiguousarray(array, dtype=np.float64)
+
     require_finite(name, array)
     return array
 
@@ -61,10 +65,12 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     if isinstance(value, (list, tuple)) and _has_long_text(value):
         # objects are not padded; callers that need numbers reject them as they reject other text
         value = np.array(value, dtype=object)
+
     try:
         array = native_byte_order(np.asarray(value))
     except ValueError as error:
         raise ValueError(f"`{name}` must be a rectangular array of numbers: {error}") from None
+
     if array.dtype == object or (array.dtype.kind == "f" and isinstance(value, (list, tuple))):
         return _with_exact_integers(value, array)
     return array
@@ -79,14 +85,17 @@ def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
     first = value
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
+
     if isinstance(first, float):  # the usual case, for which no other entry is inspected
         return array
+
     objects = array if array.dtype == object else np.array(value, dtype=object)
     entries = objects.ravel().tolist()
     kinds = set(map(type, entries))
     are_integers = all(issubclass(kind, _INTEGERS) for kind in kinds)
     if not kinds or not are_integers or kinds.intersection(_NON_NUMBERS):
         return array
+
     exact = exact_integers(entries)
     return array if exact.dtype == object else exact.reshape(array.shape)
 
@@ -149,12 +158,15 @@ def as_float_rows(
         rows = np.atleast_2d(native_byte_order(value))
     else:
         rows = np.atleast_2d(as_real_array(name, value, (1, 2)))
+
     if rows.ndim != 2 or rows.size == 0:
         raise ValueError(f"`{name}` must be rows of shape (N, d), not empty, got {rows.shape}.")
     if dim is not None and rows.shape[1] != dim:
         raise ValueError(f"`{name}` must have {dim} columns, got shape {rows.shape}.")
+
     if dtype is not None and dtype != rows.dtype:
         return np.ascontiguousarray(convert_finite(name, rows, dtype))
+
     rows = np.ascontiguousarray(rows)
     require_finite(name, rows, rows.dtype)
     return rows
@@ -171,9 +183,11 @@ def as_ids(
     array = as_array(name, value)
     if array.size == 0 and array.ndim == 1:  # NumPy converts an empty list to float64
         array = np.empty(0, np.int64)
+
     _require_integers(name, array, f"{of} are counted from 0")
     if batch is None and array.ndim != 1:
         raise ValueError(f"`{name}` must have shape (k,), got {array.shape}.")
+
     if batch is not None:
         if array.ndim not in (1, 2) or (array.ndim == 2 and len(array) not in (1, batch)):
             raise ValueError(f"`{name}` must have shape ({batch}, k) or (k,), got {array.shape}.")
@@ -184,6 +198,7 @@ def as_ids(
                 f"of each context or {batch} of all; write {name}[:, None] or {name}[None]."
             )
         array = np.broadcast_to(array, (batch, array.shape[-1]))
+
     return _as_class_indices(name, array, num_classes, of)
 
 
@@ -209,8 +224,10 @@ def as_labels(
     """
     array = as_array(name, value)
     _require_integers(name, array, f"{of} are counted from 0")
+
     if array.shape not in (batch_shape, ()):
         raise ValueError(f"`{name}` must have shape {batch_shape}, got {array.shape}.")
+
     array = array if array.shape == batch_shape else np.broadcast_to(array, batch_shape)
     return _as_class_indices(name, array, num_classes, of)
 
@@ -237,11 +254,13 @@ def require_host_array(name: str, value: Any) -> None:
     """Raise TypeError for masked arrays and for arrays on a GPU."""
     if type(value) is np.ndarray:
         return
+
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"`{name}` must be a plain array, got a masked array, whose mask would be ignored; "
             "leave out masked entries, or fill them with numpy.ma.filled."
         )
+
     if hasattr(value, "__cuda_array_interface__") or hasattr(value, "__cuda_ndarray__"):
         raise TypeError(
             f"`{name}` must be in the host's memory here, got an array on a GPU; copy it with "
@@ -278,9 +297,11 @@ def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
     Raises ValueError unless entries are nonnegative and each row sums to 1 to within 1e-4.
     """
     array = as_probabilities(name, value, num_classes, "divide it by its sum")
+
     # the error reports the sum of the row that deviates most
     totals = array.sum(axis=-1)
     worst = float(totals if array.ndim == 1 else totals[np.argmax(np.abs(totals - 1.0))])
+
     if abs(worst - 1.0) > SUM_TOLERANCE:
         raise ValueError(
             f"`{name}` must sum to 1 over the classes, got {worst:.6g}; divide it by its sum."
@@ -301,6 +322,7 @@ def as_probabilities(
             f"`{name}` must cover all {num_classes} classes in its last axis, "
             f"got shape {array.shape}."
         )
+
     if array.min() < 0.0:
         raise ValueError(f"`{name}` must hold probabilities, got {array.min()} < 0.")
     if array.max() > 1.0 + SUM_TOLERANCE:
@@ -331,11 +353,13 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
     """Return `value` as an int of at least `minimum`."""
     if type(value) is int and minimum <= value <= LARGEST_COUNT:  # the usual case, checked first
         return value
+
     # True is an int in Python, but as a count it is almost always a mistake
     if isinstance(value, _NON_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(
             f"`{name}` must be an integer, got {type(value).__name__} {short_repr(value)}."
         )
+
     if value < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}, got {short_repr(value)}.")
     if value > LARGEST_COUNT:
@@ -375,11 +399,13 @@ def _as_float(name: str, value: Any, expected: str, is_valid: Callable[[float], 
         raise TypeError(
             f"`{name}` must be a number, got {type(value).__name__} {short_repr(value)}."
         )
+
     try:
         with np.errstate(over="ignore"):  # a numpy.longdouble may overflow
             number = float(value)
     except OverflowError:
         number = np.inf if value > 0 else -np.inf
+
     if not is_valid(number):
         raise ValueError(f"`{name}` must be {expected}, got {short_repr(value)}.")
     return number
@@ -468,12 +494,14 @@ def as_csr(name: str, value: Any) -> Any:
     # check first, because an index out of range would read other memory during the conversion
     if hasattr(value, "check_format"):
         require_well_formed(name, value)
+
     rows = as_two_dimensional(value)
     with np.errstate(over="ignore"):  # values of a wider type may overflow
         wide = integers_to_float64(rows)
         if wide.dtype == np.float32:
             wide = wide.astype(np.float64)
         matrix = sparse.csr_array(wide, dtype=np.float64, copy=wide is rows)
+
     require_well_formed(name, matrix)
     return matrix
 
@@ -494,6 +522,7 @@ def integers_to_float64(value: Any) -> Any:
 
     if value.dtype.kind not in "biu":
         return value
+
     wide = value.astype(np.float64)
     if value.dtype.kind == "b":  # repeated entries become a single 1, as True or True is True
         wide = sparse.csr_array(wide)
@@ -541,10 +570,12 @@ def as_counts(
     Raises ValueError, with a remedy, unless they are nonnegative and not all 0.
     """
     array = as_real_array(name, value, (1,))
+
     if num_classes not in (None, len(array)):
         raise ValueError(
             f"`{name}` must have shape ({num_classes},), one for each class, got {array.shape}."
         )
+
     if array.min() < 0.0 or not array.any():
         raise ValueError(
             f"`{name}` must be at least 0 and not all 0, got a minimum of {array.min()} "

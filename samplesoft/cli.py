@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     with escape_unprintable():
         status = _run_command(argv)
+
         if sys.stdout is not None:
             # flush now, because an error when the interpreter exits would print a traceback
             try:
@@ -45,6 +46,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
         options = build_parser(arguments).parse_args(arguments)
     except SystemExit as exit_:  # argparse has printed the reason
         return int(exit_.code or 0)
+
     # not imported at the top, because importing Numba takes a second, which would delay `--help`
     from samplesoft._jit import report_compilation
 
@@ -79,6 +81,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         prog="samplesoft",
         description="Sampled softmax: exact bias, bounds, Monte Carlo, and training.",
     )
+
     parser.add_argument("--version", action="version", version=f"samplesoft {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, description in COMMANDS.items():

@@ -89,8 +89,10 @@ class Scheme:
                 raise TypeError(f"`{name}` must be a text, got {getattr(self, name)!r}.")
         for name in ("corrects_draws", "independent", "jackknife", "distinct"):
             as_flag(name, getattr(self, name))
+
         as_choice("base", self.base, _BASES)
         as_choice("hits", self.hits, _HITS)
+
         # Reject contradictory properties. A consistent scheme without a known formula is allowed;
         # its `has_exact_bias` is False.
         if self.corrects_label and self.excludes_label:
@@ -98,11 +100,13 @@ class Scheme:
                 "`hits` must not be 'absent' where `base` is 'corrected', for the expected number "
                 "of draws of the label is then 0; take hits='masked'."
             )
+
         if self.jackknife and self.independent:
             raise ValueError(
                 "`jackknife` must be False where `independent` is True, for it leaves out one of m "
                 "draws, got both; set one of them."
             )
+
         if self.distinct and (self.jackknife or self.independent):
             raise ValueError(
                 "`distinct` must be False where `jackknife` or `independent` is True, for only a "
@@ -306,9 +310,11 @@ def as_scheme(
     for an unknown name lists only supported schemes.
     """
     distinct = exact_schemes(distinct=True)
+
     if require is None:
         names = exact_schemes() + (distinct if takes_distinct else ())
         return SCHEMES[as_choice("scheme", name, names)]
+
     names = exact_schemes() + distinct
     if not isinstance(name, str) or name not in names:
         as_choice("scheme", name, [key for key in names if _is_accepted(require, SCHEMES[key])])

@@ -87,6 +87,7 @@ def top_k_classes(
     """
     rows = checked_class_embeddings(class_embeddings)
     n = int(rows.shape[0])
+
     d = rows.shape[1]
     contexts = as_float_rows("h", h, d, rows.dtype)
     size = checked_k(k, n)
@@ -94,12 +95,14 @@ def top_k_classes(
     absolute = as_flag("absolute", absolute)
     offsets = None if biases is None else cpu.vector("biases", biases, n, rows.dtype)
     excluded = checked_leave_out(leave_out, (len(contexts), n))
+
     if normalize:
         contexts, _ = unit_rows("h", contexts.copy())
     z = times_tau(contexts, as_tau(tau, unit_vectors=normalize))
     ids, scores = best_classes(
         z, rows, size, normalize=normalize, absolute=absolute, offsets=offsets, leave_out=excluded
     )
+
     num_missing = np.zeros(len(z), np.int64)  # entries of a row to fill with excluded classes
     if excluded is not None:
         num_missing = np.maximum(np.diff(excluded.indptr) - (n - size), 0)
@@ -107,6 +110,7 @@ def top_k_classes(
             ids[b, size - num_missing[b] :] = excluded.indices[excluded.indptr[b] :][
                 : num_missing[b]
             ]
+
     # The search turns NaN into infinity, which is among the best, so checking the k best is enough.
     num_finite = np.isfinite(scores).sum(axis=1) == size - num_missing
     if not num_finite.all():
@@ -146,9 +150,11 @@ def best_classes(
     if isinstance(remote, RemoteRows):
         return remote.best(z, k, normalize=normalize, absolute=absolute, leave_out=leave_out)
     tile_contexts, tile_classes = _tile_shape(z.shape)
+
     # empty arrays instead of None, so that the kernel is compiled for one combination of types
     biases = np.empty(0, z.dtype) if offsets is None else offsets
     is_excluded = np.empty(0, np.bool_) if absent is None else absent
+
     ids = np.empty((len(z), k), np.int64)
     best = np.empty((len(z), k), z.dtype)
     for chunk in chunks(len(z), _CONTEXTS_AT_A_TIME):
@@ -158,6 +164,7 @@ def best_classes(
             excluded = leave_out[chunk]
             indptr = excluded.indptr.astype(np.int64)
             excluded_ids = excluded.indices.astype(np.int64)
+
         task = _SearchTask(
             z=z[chunk],
             rows=rows,
@@ -203,11 +210,13 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     """
     batch = len(task.z)
     n = len(task.rows)
+
     class_chunks = chunks(n, _CLASSES_PER_TASK)
     # with few chunks of classes, threads would be idle, so split the contexts too
     context_chunks = chunks(
         batch, _CONTEXTS_PER_TASK if len(class_chunks) < _MIN_CLASS_CHUNKS else batch
     )
+
     # `next` of a list iterator is atomic
     remaining = iter([(c, b) for c in class_chunks for b in context_chunks])
 
@@ -225,11 +234,13 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     )
     if min(bad_by_thread) < n:  # the smallest, so that the error does not depend on timing
         _raise_for_bad_class_vector(task.rows, min(bad_by_thread), task.normalize)
+
     best = np.concatenate(best_by_thread, axis=1)
     ids = np.concatenate(ids_by_thread, axis=1)
     order = np.lexsort((ids, -best), axis=1)[:, :k]  # by decreasing score, then by class
     best = np.take_along_axis(best, order, 1)
     ids = np.take_along_axis(ids, order, 1)
+
     ids[ids == n] = -1
     return ids, best
 
@@ -294,6 +305,7 @@ def _update_top_k(
     norms = np.empty(width)
     use_loop = min(task.tile_contexts, end_context - first_context) <= _MAX_CONTEXTS_IN_LOOP
     buffer = np.empty(task.tile_contexts * width, task.rows.dtype)
+
     for start in range(first_class, end_class, width):
         count = min(width, end_class - start)
         vectors = task.rows[start : start + count]
@@ -309,6 +321,7 @@ def _update_top_k(
                     return start + j
                 norms[j] = 1.0
             vectors = unit_vectors
+
         for low in range(first_context, end_context, task.tile_contexts):
             contexts = task.z[low : min(low + task.tile_contexts, end_context)]
             if len(contexts) <= _MAX_CONTEXTS_IN_LOOP:
@@ -323,11 +336,13 @@ def _update_top_k(
                 stride = count
                 scores = buffer[: len(contexts) * count].reshape((-1, count))
                 np.dot(contexts, vectors.T, scores)
+
             # A vector that is not finite has no finite score, so checking one context suffices.
             if low == first_context and not _is_finite(buffer[:count]):
                 for j in range(count):
                     if not _is_finite(vectors[j]):
                         return start + j
+
             for i in range(len(contexts)):
                 b = low + i
                 context_scores = buffer[i * stride : i * stride + count]
@@ -424,6 +439,7 @@ def _insert_candidates(
 def _replace_worst_in_heap(best: Rows, ids: IntArray, score: float, class_id: int) -> None:
     """Replace the worst of the k best classes, the root of the heap, by a new class, in place."""
     k = len(best)
+
     parent = 0  # sift the new entry down from the root
     while 2 * parent + 1 < k:
         child = 2 * parent + 1
@@ -434,6 +450,7 @@ def _replace_worst_in_heap(best: Rows, ids: IntArray, score: float, class_id: in
         best[parent] = best[child]
         ids[parent] = ids[child]
         parent = child
+
     best[parent] = score
     ids[parent] = class_id
 

@@ -57,6 +57,7 @@ def shaped_rows(name: str, value: Any) -> NDArray[Any]:
         and value.flags.c_contiguous
     ):
         return value
+
     if isinstance(value, RemoteRows):
         return value  # type: ignore[return-value]
     return as_float_rows(name, value)
@@ -77,6 +78,7 @@ def as_dtype(name: str, value: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     """
     if value.dtype == dtype:
         is_contiguous = type(value) is np.ndarray and value.flags.c_contiguous
+
         return value if is_contiguous else np.asarray(value, order="C")
     with ignore_overflow():
         return np.asarray(value, dtype, order="C")
@@ -252,6 +254,7 @@ def is_step_safe(
     if not _are_increasing_row_ids(ids, len(table)):
         return False
     count = 0
+
     for i in range(len(ids)):
         row = table[ids[i]]
         for c in range(len(row)):

@@ -70,17 +70,20 @@ def contiguous(name: str, value: Any, *dtypes: DTypeLike) -> Any:
     Raises TypeError unless its dtype is one of `dtypes`, and ValueError unless it is C-contiguous.
     """
     array = as_device_array(value)
+
     if array.dtype not in dtypes:
         allowed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise TypeError(
             f"`{name}` on the device must be of {allowed}, got {array.dtype}; convert it there, or "
             "pass a NumPy array."
         )
+
     if not array.flags["C_CONTIGUOUS"]:
         raise ValueError(
             f"`{name}` on the device must be C-contiguous, got strides {array.strides} for shape "
             f"{array.shape}; copy it there first."
         )
+
     return array
 
 
@@ -252,6 +255,7 @@ def float_rows(
     if not on_device(value):
         return to_device(as_float_rows(name, value, dim, dtype))
     rows = _as_device_rows(name, value, dim, dtype)
+
     index = first_index_not_finite(rows)
     if index is not None:
         position = [index // rows.shape[1], index % rows.shape[1]]
@@ -259,6 +263,7 @@ def float_rows(
             f"`{name}` must be finite in {rows.dtype}, got {_value_at(rows, index)} at index "
             f"{position}; remove or replace NaN and infinite entries first."
         )
+
     return rows
 
 
@@ -326,14 +331,17 @@ def _as_class_ids(name: str, value: Any, num_classes: int, fits: bool, shape: st
     `fits` is whether the caller has found the expected shape, which errors call `shape`.
     """
     array = contiguous(name, value, np.int64)
+
     if not fits:
         raise ValueError(f"`{name}` must have shape {shape}, got {array.shape}.")
+
     index = first_index_outside(array, 0, num_classes - 1)
     if index is not None:
         raise ValueError(
             f"`{name}` must lie in 0..{num_classes - 1} for {num_classes} classes, got "
             f"{_value_at(array, index)}."
         )
+
     return array
 
 
@@ -401,14 +409,17 @@ def _sum_columns(rows: Any, out: Any) -> None:
     f = thread_index() % rows.shape[1]
     if block >= out.shape[0]:
         return
+
     # One thread sums a column over a block of rows. With one thread per column, there would be too
     # few threads to hide the latency of memory.
     rows_per_block = -(-rows.shape[0] // out.shape[0])
+
     total = 0.0
     abs_total = 0.0
     for i in range(block * rows_per_block, min((block + 1) * rows_per_block, rows.shape[0])):
         total += float(rows[i, f])
         abs_total += abs(float(rows[i, f]))
+
     out[block, 0, f] = total
     out[block, 1, f] = abs_total
 

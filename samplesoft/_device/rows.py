@@ -33,6 +33,7 @@ def unit_rows(
     arrays = backend_of(rows)
     norms = arrays.empty(rows.shape[0], np.float64)  # float64 even if the rows are float32
     arrays.run_over_rows(kernels.divide_by_norms, rows, norms)
+
     host_norms = to_host(norms)
     is_finite = np.isfinite(host_norms)  # the kernel did not divide other rows
     if not is_finite.all():
@@ -42,6 +43,7 @@ def unit_rows(
             f"`{name}` must have rows of a finite norm to be normalised, got {host_norms[worst]} "
             f"for row {row}; remove NaN and infinity, or lower the learning rate of what made them."
         )
+
     return rows, norms
 
 

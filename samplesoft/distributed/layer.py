@@ -136,17 +136,21 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
                 "`loss` must be a sampled loss on the processor for classes in shards, got "
                 f"{type(loss).__name__}; take a SampledSoftmaxLoss."
             )
+
         spec = SAMPLERS[as_choice("sampler", sampler, SHARDED)]
         stored, all_rows = hasattr(class_embeddings, "part"), class_embeddings
         if not stored:
             all_rows = cpu.shaped_rows(CLASS_VECTORS, class_embeddings)
         (n, d), dtype, weights = all_rows.shape, all_rows.dtype, None
+
         # one seed for all shards, because masses are comparable only for equal random features
         options["rng"] = rng if isinstance(rng, int) else int(stream_key(rng))
         inputs = SamplerInputs(counts=np.ones(1) if counts is None else counts, **options)
+
         if spec.needs_counts:
             class_counts = as_counts("counts", as_array("counts", counts), n)
             weights = unigram_weights(class_counts, inputs.power)
+
         is_local = isinstance(workers, (int, np.integer))
         shards = Shards(as_count("workers", workers)) if is_local else DaskShards(workers)
         if shards.num > max(1, n // 2):
@@ -154,15 +158,18 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
                 f"`workers` must be at most {max(1, n // 2)} for {n} classes, two for each, got "
                 f"{shards.num}; take fewer."
             )
+
         shards.bounds = np.linspace(0, n, shards.num + 1).astype(np.int64)
         # the vectors, two copies while they are sent, the optimizer states, the sampler's copies
         copies = 3 + len(optimizer._state_names) + 2 * spec.follows_vectors
         size = int(np.diff(shards.bounds).max()) * d * dtype.itemsize
         shards.require_memory(f"shards of {n:,} classes", copies * size)
+
         for s, (lo, hi) in enumerate(shards.ranges):
             rows, state = all_rows.part(lo, hi) if stored else (all_rows[lo:hi], None)
             rows = cpu.float_rows(CLASS_VECTORS, np.asarray(rows))
             shard_weights = None if weights is None else weights[lo:hi]
+
             shard_arguments = (
                 shard_weights,
                 loss,
@@ -172,8 +179,10 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
                 as_count("update_every", update_every),
             )
             shards.make_shard(s, rows, state, *shard_arguments)
+
         if stored:
             shards.set_checkpoint_hint(all_rows.folder)
+
         self.steps: int = all_rows.steps if stored else 0
         self.shards, self.optimizer = shards, optimizer
         self._sharded = ShardedRows(shards, (n, d), dtype)

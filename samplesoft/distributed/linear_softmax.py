@@ -63,6 +63,7 @@ class ShardedOptimizer:
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state of the optimizer by name, as `Optimizer.state` does."""
         layer, state = self._layer, self._layer.optimizer.state()
+
         for name in layer.optimizer._state_names if layer.steps else ():
             state[f"{name}/{self._name}"] = layer.shards.concatenated_array(
                 f"{name}/{CLASS_VECTORS}"
@@ -72,8 +73,10 @@ class ShardedOptimizer:
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore a `state`, which may come from any number of shards or from none."""
         layer, suffix = self._layer, f"/{self._name}"
+
         sharded_names = {name for name in state if name.endswith(suffix)}
         layer.optimizer.load_state({name: state[name] for name in state.keys() - sharded_names})
+
         shard_states = [
             {
                 name.removesuffix(suffix) + f"/{CLASS_VECTORS}": state[name][lo:hi]
@@ -81,9 +84,11 @@ class ShardedOptimizer:
             }
             for lo, hi in layer.shards.ranges
         ]
+
         layer.shards.call_all(
             "load_optimizer_state", [({"steps": state["steps"], **p},) for p in shard_states]
         )
+
         layer.steps = layer.optimizer.steps
 
 
@@ -102,17 +107,21 @@ def require_shardable(settings: LinearSoftmaxSettings) -> None:
     """
     where = "for class vectors on workers"
     loss, sampler = settings.loss, settings.sampler
+
     if settings.embedding_dim is None:
         raise ValueError(
             f"`embedding_dim` must be a number {where}, got None: those on the inputs "
             "themselves stay in memory."
         )
+
     if not LOSSES[loss].draws:
         choices = ", ".join(name for name, spec in LOSSES.items() if spec.shares_draws)
         raise ValueError(f"`loss` must be one of {choices} {where}, got {loss!r}.")
+
     if sampler not in SHARDED:
         choices = ", ".join(SHARDED)
         raise ValueError(f"`sampler` must be one of {choices} {where}, got {sampler!r}.")
+
     if settings.num_certain:
         raise ValueError(f"`num_certain` must be 0 {where}, got {settings.num_certain}.")
 
@@ -153,6 +162,7 @@ def shard(
         If an argument is malformed, or `require_shardable` rejects the settings.
     """
     require_shardable(settings)
+
     layer = ShardedSoftmaxLayer(
         np.asarray(model.softmax.class_embeddings),
         model.softmax.loss,
@@ -167,6 +177,7 @@ def shard(
         nu=settings.nu,
         num_features=settings.num_features,
     )
+
     layer.shards.recovery_hint = "resume if there is a checkpoint, with any number of workers"
     model.softmax = layer
     return ShardedOptimizer(layer, "softmax.class_embeddings")

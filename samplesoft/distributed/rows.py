@@ -69,6 +69,7 @@ class ShardedRows(RemoteRows):
             batch.targets.rows(np.arange(len(batch.z))),
             self.shard_index(labels),
         )
+
         shared = len(ids) < len(batch.z)
         positions: list[tuple[Any, Any]] = [
             (label_shards == s, (slice(None), draw_shards[0] == s) if shared else draw_shards == s)
@@ -78,6 +79,7 @@ class ShardedRows(RemoteRows):
             None if self.contexts_on_shards is batch.contexts else batch.contexts,
             None,
         )
+
         arguments = []
         for s, (lo, _) in enumerate(self.shards.ranges):
             pairs, in_shard = label_shards == s, draw_shards == s
@@ -90,12 +92,15 @@ class ShardedRows(RemoteRows):
                     ids[in_shard] - lo,
                 )
             )
+
         label_scores = np.empty(len(labels), self.dtype)
         sampled_scores = np.empty((len(batch.z), ids.shape[1]), self.dtype)
+
         for (pairs, draws), call in zip(
             positions, self.shards.call_all("scores", arguments), strict=True
         ):
             label_scores[pairs], sampled_scores[draws] = call
+
         self._last_scored = batch, positions
         return label_scores, sampled_scores
 
@@ -111,6 +116,7 @@ class ShardedRows(RemoteRows):
                 "`cache` must be that of the last `forward`, for shards keep no other; call "
                 "`backward` before the next one."
             )
+
         arguments = [(d_labels[pairs], d_sampled[draws], weights) for pairs, draws in positions]
         first, *others = self.shards.call_all("gradients", arguments)
         total: Rows = sum(others, first)
@@ -125,6 +131,7 @@ class ShardedRows(RemoteRows):
         shard_max, shard_sums = map(
             np.stack, zip(*self.shards.call_all("exponentials", arguments), strict=True)
         )
+
         max_scores = shard_max.max(axis=0)
         shift = np.where(max_scores == -np.inf, 0.0, max_scores)  # -inf if all classes are excluded
         return max_scores, (shard_sums * np.exp(shard_max.astype(np.float64) - shift)).sum(axis=0)
@@ -141,10 +148,12 @@ class ShardedRows(RemoteRows):
             (z, k, {**options, "leave_out": None if leave_out is None else leave_out[:, lo:hi]})
             for lo, hi in self.shards.ranges
         ]
+
         lists = self.shards.call_all("best", arguments)
         offsets = self.shards.bounds
         ids = np.hstack([np.where(i < 0, i, i + offsets[s]) for s, (i, _) in enumerate(lists)])
         scores = np.hstack([scores for _, scores in lists])
+
         # a stable sort, so that among equal scores the smallest class is first
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
@@ -180,6 +189,7 @@ class ShardedSampler(Sampler):
             for lo, hi in self._shards.ranges
         ]
         arguments = [(contexts, excluded) for excluded in excluded_by_shard]
+
         self._rows.contexts_on_shards = contexts
         masses = np.stack(self._shards.call_all("log_masses", arguments), axis=1)
         shard_log_probs: FloatArray = masses - np.logaddexp.reduce(masses, axis=1, keepdims=True)
@@ -189,8 +199,10 @@ class ShardedSampler(Sampler):
         shard_log_probs, num = self._shard_log_probs(h, exclude), self._shards.num
         cdf = np.cumsum(np.exp(shard_log_probs), axis=1)
         cdf /= cdf[:, -1:]  # the last value is then exactly 1, above all uniform values
+
         u = uniform_block(np.uint64(mix64(key, np.uint64(num))), len(h), m)
         shard_ids = (u[:, :, None] >= cdf[:, None, :-1]).sum(axis=2)
+
         # one shard uses the unchanged key, so that an unsharded sampler draws the same classes
         keys = [np.uint64(mix64(key, np.uint64(s))) for s in range(num)] if num > 1 else [key]
         arguments = [((shard_ids == s).sum(axis=1), keys[s]) for s in range(num)]
@@ -198,6 +210,7 @@ class ShardedSampler(Sampler):
             np.empty((len(h), m), np.int64),
             np.take_along_axis(shard_log_probs, shard_ids, 1),
         )
+
         for s, (drawn, logs) in enumerate(self._shards.call_all("draw", arguments)):
             ids[shard_ids == s] = drawn + self._shards.bounds[s]
             log_q[shard_ids == s] += logs
@@ -206,6 +219,7 @@ class ShardedSampler(Sampler):
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         shard_log_probs, shard_ids = self._shard_log_probs(h, exclude), self._rows.shard_index(ids)
         arguments = [(np.clip(ids - lo, 0, hi - lo - 1),) for lo, hi in self._shards.ranges]
+
         log_q = np.take_along_axis(shard_log_probs, shard_ids, 1)
         for s, logs in enumerate(self._shards.call_all("log_probs", arguments)):
             log_q[shard_ids == s] += logs[shard_ids == s]

@@ -115,9 +115,12 @@ class DaskShards(Shards):
         distributed = import_module("distributed")
         require_instance("workers", client, distributed.Client)
         require_same_versions(client, "workers")
+
         self._client = client
+
         # errors of a lost worker; the last two occur while its shard is made
         self._lost_worker_errors = (OSError, RuntimeError, CancelledError, distributed.KilledWorker)
+
         worker_info = client.scheduler_info(n_workers=-1)["workers"]
         self._workers = sorted(worker_info)
         self._worker_infos = [worker_info[address] for address in self._workers]
@@ -142,6 +145,7 @@ class DaskShards(Shards):
         The rows are sent to the worker directly, not through the scheduler.
         """
         on_worker: dict[str, Any] = {"workers": [self._workers[s]]}
+
         remote_rows = self._client.scatter(rows, direct=True, hash=False, **on_worker)
         arguments = (*arguments, self._worker_infos[s]["nthreads"])
         actor = self._client.submit(

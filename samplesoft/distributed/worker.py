@@ -73,16 +73,19 @@ class Shard(SoftmaxLayer):
         self._threads, self._optimizer = threads, deepcopy(optimizer)
         if state is not None:
             self._optimizer.load_state(state)
+
         self._gradient: SparseRows | None = None
         shard_sampler: Sampler = UniformSampler(len(rows))
         if weights is not None:
             shard_sampler = WeightedSampler(weights)
+
         elif SAMPLERS[sampler].follows_vectors:
             self._use_threads()
             sampler_rows = unit_rows(CLASS_VECTORS, rows.copy())[0] if loss.normalize else rows
             shard_sampler = make_sampler(
                 sampler, SamplerInputs(sampler_rows, tau=loss.tau, **options)
             )
+
         super().__init__(
             rows, loss, shard_sampler, loss.properties.min_draws, update_every=update_every
         )
@@ -115,7 +118,9 @@ class Shard(SoftmaxLayer):
         `log_masses`.
         """
         is_draw = np.arange(counts.max()) < counts[:, None]
+
         ids, log_q = np.zeros(is_draw.shape, np.int64), np.zeros(is_draw.shape)
+
         # Group contexts by similar counts, so that few draws are discarded. The groups are 1 draw,
         # 2 draws, 3 to 4, 5 to 8, and so on. Each group has a separate random stream; the first
         # one is the stream of an unsharded sampler.
@@ -128,6 +133,7 @@ class Shard(SoftmaxLayer):
                 self._contexts[contexts], m, self._excluded[contexts], stream
             )
             ids[contexts, :m], log_q[contexts, :m] = drawn.ids, drawn.log_q
+
         return ids[is_draw], log_q[is_draw]
 
     def log_probs(self, ids: IntArray) -> FloatArray:
@@ -158,14 +164,17 @@ class Shard(SoftmaxLayer):
         self._last_batch = Batch(
             h, None, z, self.class_embeddings, Targets(labels, example_ids), None
         )
+
         self._is_draw = np.arange(counts.max()) < counts[:, None]
         # pad the rows of draws with any valid class
         padded_ids = np.full(self._is_draw.shape, ids[0] if len(ids) else 0)
         padded_ids[self._is_draw] = ids
+
         no_counts = np.zeros(padded_ids.shape)  # unused, because the layer has checked the draw
         scores = self._last_scores = score_candidates(
             self._last_batch, padded_ids, no_counts, self.loss.normalize
         )
+
         return (
             scores.label_scores,
             scores.sampled_scores if scores.shared else scores.sampled_scores[self._is_draw],
@@ -181,10 +190,12 @@ class Shard(SoftmaxLayer):
         if not self._last_scores.shared:
             flat, d_sampled = d_sampled, np.zeros(self._is_draw.shape, d_sampled.dtype)
             d_sampled[self._is_draw] = flat
+
         d_sampled = np.ascontiguousarray(d_sampled)
         gradients = score_gradients(
             self._last_batch, self._last_scores, d_labels, d_sampled, weights
         )
+
         self._gradient = gradients.dW
         return gradients.dh
 
@@ -196,9 +207,11 @@ class Shard(SoftmaxLayer):
         """
         if self._optimizer.steps != steps:
             return False
+
         gradient, self._gradient = self._gradient, None
         if gradient is None:
             raise ValueError("`update` must follow `backward`, which has not been called; call it.")
+
         self._optimizer.learning_rate = learning_rate
         self._optimizer.step(self.parameters, {CLASS_VECTORS: gradient})
         self.update(gradient.ids)

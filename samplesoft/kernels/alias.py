@@ -25,14 +25,17 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
     scaled = np.empty(n)  # weights with mean 1, of which another class fills columns below 1
     thresholds = np.empty(n, np.uint64)
     alias = np.empty(n, np.int32)
+
     total = 0.0
     heaviest = 0
     for j in range(n):
         total += q[j]
         heaviest = j if q[j] > q[heaviest] else heaviest
+
     stack = np.empty(n, np.int32)  # columns below 1 from the left, other columns from the right
     light = 0
     heavy = n
+
     for j in range(n):
         scaled[j] = q[j] / total * n
         thresholds[j] = _FULL
@@ -43,6 +46,7 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
         else:
             heavy -= 1
             stack[heavy] = j
+
     while light > 0:
         light -= 1
         low = stack[light]
@@ -57,6 +61,7 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
                 heavy += 1
                 stack[light] = high
                 light += 1
+
     return thresholds, alias
 
 
@@ -64,6 +69,7 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
 def alias_draw(word: np.uint64, thresholds: np.ndarray, alias: np.ndarray) -> np.int64:
     """Return the class that a uniform 64-bit `word` draws from the table of `build_alias`."""
     n = np.uint64(len(thresholds))
+
     # One word selects both the column and the word within the column, without division or floats:
     # they are the upper and the lower 64 bits of the 128-bit product word * n.
     column = ((word >> _S32) * n + (((word & _LOW) * n) >> _S32)) >> _S32

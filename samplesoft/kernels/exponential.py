@@ -79,11 +79,13 @@ def exp64(x: float) -> float:
     """Return ``exp(x)``, after x is clipped to [-745, 709]; the result is never 0."""
     v = _LOWEST if x < _LOWEST else x
     v = _HIGHEST if v > _HIGHEST else v
+
     # exp(v) = 2**k exp(r) with |r| at most log(2) / 2. The naive r = v - k * log(2) rounds
     # k * log(2); so subtract k times the high part, which is exact, and then k times the low part.
     k = np.floor(v * _LOG2_E + 0.5)
     r = (v - k * _LN2_HIGH) - k * _LN2_LOW
     p = 1.0 + (r + r * r * horner(_EXP[0], _EXP[1:], r))
+
     half = np.int64(k) >> 1  # multiply by two factors, because 2**k itself may underflow
     first = np.int64((half + 1023) << 52).view(np.float64)
     second = np.int64((np.int64(k) - half + 1023) << 52).view(np.float64)
@@ -131,6 +133,7 @@ def exp32(x: Any) -> Any:
     r = (v - k * _LN2_HIGH_32) - k * _LN2_LOW_32
     p = _ONE + (r + r * r * horner(_EXP_32[0], _EXP_32[1:], r))
     two_to_k = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
+
     return _ZERO if x < _LOWEST_32 else p * two_to_k
 
 
@@ -158,6 +161,7 @@ def log_of_one_plus(z: float, f: float) -> float:
     rest = np.int64((bits & _MANTISSA_MASK) + _BITS_OF_ROOT_HALF).view(np.float64) - 1.0
     d = z if z > _MIN_SERIES_Z else rest
     k = 0.0 if z > _MIN_SERIES_Z else power
+
     # log(1 + d) = 2 artanh(d / (2 + d)), and the series of artanh has only odd powers
     q = d / (2.0 + d)
     s = q * q

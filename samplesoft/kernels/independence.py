@@ -41,10 +41,12 @@ class MetropolisChain(NamedTuple):
 def make_chain(log_p: FloatArray, log_q: FloatArray) -> MetropolisChain:
     """Return the chain with target p and proposal q, given log p and log q (n,), both finite."""
     order: IntArray = np.argsort(log_p - log_q, kind="stable")
+
     columns = np.empty((3, len(order)))
     q = np.exp(log_q[order])
     # Sum from the end: 1 minus the sum up to s would cancel if one class has nearly all of q.
     above = np.append(np.cumsum(q[::-1])[-2::-1], 0.0)
+
     _write_chain_columns(log_p[order], log_q[order], np.cumsum(q), above, columns)
     columns[0] = np.maximum.accumulate(columns[0])  # nearly equal values may decrease by rounding
     return MetropolisChain(order, *columns)
@@ -65,14 +67,17 @@ def _write_chain_columns(
     columns[0, 0] = -1e300
     columns[1, 0] = 1.0
     columns[2, 0] = 0.0
+
     for s in range(1, len(log_p)):
         fall = min((log_p[s - 1] - log_q[s - 1]) - (log_p[s] - log_q[s]), 0.0)
         ratio = math.exp(fall)
         rest = -math.expm1(fall)
+
         # compute both lambda_s and 1 - lambda_s, because each loses digits when it is near 1
         stay = stay * ratio + rest * below[s - 1]
         accept = accept * ratio + rest * above[s - 1]
         columns[0, s] = math.log1p(-accept) if accept < 0.5 else max(np.log(stay), -1e300)
+
         rise = log_p[s] - log_mass
         columns[1, s] = 1.0 / (1.0 + np.exp(-rise))
         columns[2, s] = 1.0 / (1.0 + np.exp(rise))
@@ -90,22 +95,27 @@ def after_steps(
     result. Then ``gamma - 1`` replaces gamma, which preserves digits and changes nothing else.
     """
     order, log_rejection, fraction, fraction_below = chain
+
     sums = np.cumsum(start[order])
     result = np.empty(len(order))
     power = 1.0  # lambda_s^T
     factor = 0.0  # gamma(s) P_s or, if centred, (gamma(s) - 1) P_s
     mean = 0.0  # average of lambda^T over the positions after s
     after = 0.0  # contribution of states that start after s
+
     for s in range(len(order) - 1, -1, -1):
         next_power = power
         power = math.exp(steps * log_rejection[s])
         next_log_stay = 0.0 if s == len(order) - 1 else log_rejection[s + 1]
+
         if s < len(order) - 1:
             after = fraction_below[s + 1] * (after + start[order[s + 1]] * factor)
             mean = fraction_below[s + 1] * mean + fraction[s + 1] * next_power
             factor *= fraction_below[s + 1]
+
         factor -= next_power * math.expm1(steps * (log_rejection[s] - next_log_stay))
         if centred:
             factor = mean - power
+
         result[order[s]] = start[order[s]] * power + fraction[s] * (sums[s] * factor + after)
     return result

@@ -50,6 +50,7 @@ def compile_for_device(function: Callable[..., Any]) -> Any:
     if function in _REPLACED:
         return _REPLACED[function]
     body: Any = getattr(function, "py_func", function)
+
     # copy the globals, because the CPU function must still call CPU functions
     names = dict(body.__globals__)
     for name in body.__code__.co_names:
@@ -171,12 +172,14 @@ def warp_exp_weights(
             logits[row, c] = -math.inf
         max_logit = max(max_logit, logits[row, c])
     max_logit = warp_max(max_logit)
+
     total = 0.0
     for c in range(lane(), size, WARP_SIZE):
         # if all logits are -inf, the difference would be NaN
         weight = math.exp(logits[row, c] - max_logit) if logits[row, c] > -math.inf else 0.0
         weights[row, c] = weight if weight > MIN_WEIGHT else 0.0
         total += weights[row, c]
+
     total = warp_sum(total)
     warp_sync()
     return total, max_logit

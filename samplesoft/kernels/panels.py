@@ -33,12 +33,14 @@ def place(
     """
     panel = np.empty(len(t), np.int32)
     s = np.empty(len(t))
+
     for j in range(len(t)):
         index = np.floor(t[j] / width) - first
         # not min and max, which branch to check for NaN
         index = 0.0 if index < 0.0 else index
         index = count - 1.0 if index > count - 1.0 else index
         panel[j] = np.int32(index)  # int64 would not be vectorised
+
         position = 2.0 * (t[j] / width - (first + index)) - 1.0
         position = -1.0 if position < -1.0 else position
         s[j] = 1.0 if position > 1.0 else position
@@ -88,6 +90,7 @@ def evaluate(panel: IntArray, s: FloatArray, coefficients: FloatArray) -> FloatA
     """
     values = np.empty(DEGREE)
     out = np.empty((coefficients.shape[1], len(s)))
+
     for j in range(len(s)):
         _write_chebyshev_polynomials(s[j], values)
         for k in range(len(out)):
@@ -112,15 +115,18 @@ def class_weights(
     """
     weights = np.empty((3, len(t)))
     zeta = np.empty(len(t))
+
     # zeta is tanh((t - t_mean) / 2) with kappa = tanh(t / 2). By the addition theorem of tanh it
     # keeps the digits of kappa - kappa_mean. If the denominator cancels, the next loop uses t. This
     # loop has no branch, so that LLVM vectorises it.
     for i in range(len(t)):
         product = kappa[i] * kappa_mean
         zeta[i] = (kappa[i] - kappa_mean) / (1.0 - product if product < 0.9 else 1.0)
+
     for i in range(len(t)):
         if kappa[i] * kappa_mean >= 0.9:
             zeta[i] = math.tanh(0.5 * (t[i] - t_mean))
+
     for i in range(len(t)):
         weights[0, i] = q[i]
         weights[1, i] = q[i] * kappa[i]

@@ -40,19 +40,24 @@ def product(a: Real, b: Real, out: Any = None) -> Any:
     height, depth = a.shape
     width = b.shape[1]
     work = height * depth * width
+
     if work >= _MIN_THREADED_WORK:
         return np.matmul(a, b, out=out)
     if b.flags.f_contiguous:  # for a transposed matrix, BLAS starts threads at smaller products
         b = np.ascontiguousarray(b)
+
     if work <= MAX_SINGLE_THREADED_WORK:
         return np.matmul(a, b, out=out)
+
     result = np.empty((height, width), a.dtype) if out is None else out
     columns = min(width, max(_EIGHT, isqrt(MAX_SINGLE_THREADED_WORK // depth)))
     rows = max(1, MAX_SINGLE_THREADED_WORK // (depth * columns))
+
     for i in range(0, height, rows):
         for j in range(0, width, columns):
             block = result[i : i + rows, j : j + columns]
             np.matmul(a[i : i + rows], b[:, j : j + columns], out=block)
+
     return result
 
 
@@ -81,6 +86,7 @@ def products(
             _products_with_one_query(matrix, i, last, queries, b, b, out, row, i - first)
         else:
             _products_with_two_queries(matrix, i, last, queries, b, c, out, row, i - first)
+
     for f in range(whole, matrix.shape[1]):
         for i in range(first, last):
             out[row, i - first] += matrix[i, f] * queries[b, f]
@@ -147,8 +153,10 @@ def _generate_simd_code(num: int, context: Any, builder: Any, signature: Any, va
     rows = [builder.select(builder.icmp_signed("<", r, end), r, end) for r in nexts]
     zeros = ir.Constant(vector, [0.0] * _EIGHT)
     sums = [[_cgutils.alloca_once_value(builder, zeros) for _ in rows] for _ in range(num)]
+
     whole = builder.and_(_cgutils.unpack_tuple(builder, matrix.shape)[1], integer_constant(-_EIGHT))
     fused = ("contract",)  # allows fused multiply-add
+
     with _cgutils.for_range_slice(
         builder, integer_constant(0), whole, integer_constant(_EIGHT), word
     ) as (f, _):
@@ -163,8 +171,10 @@ def _generate_simd_code(num: int, context: Any, builder: Any, signature: Any, va
                 builder.store(
                     builder.fadd(builder.load(totals[r]), product, flags=fused), totals[r]
                 )
+
     for q, totals in enumerate(sums):
         partial_sums = [builder.load(total) for total in totals]
+
         # add adjacent entries of pairs of vectors, until one vector has the sums of the eight rows
         for halves in _PAIRWISE_SHUFFLES:
             partial_sums = [

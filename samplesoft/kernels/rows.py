@@ -80,6 +80,7 @@ def divide_by_norms(rows: Real, norms: FloatArray) -> None:
         row = rows[r]
         square = _scaled_squared_norm(row, 1.0)
         norm = math.sqrt(square)
+
         # The square of a very large or small norm overflows, or loses digits by underflow. Then
         # scale the row by a power of 2, which is exact.
         if not 1e-290 < square < 1e290:
@@ -94,6 +95,7 @@ def divide_by_norms(rows: Real, norms: FloatArray) -> None:
                     row[i] = row[i] * scale * scale
                 square = _scaled_squared_norm(row, 1.0)
                 norm = math.sqrt(square) / scale / scale
+
         norms[r] = norm
         if norm > 0.0 and norm < math.inf:
             factor = 1.0 / math.sqrt(square)
@@ -202,15 +204,18 @@ def _prefetch_signature_and_code(typing: Any, array: Any, row: Any, column: Any)
             context.cast(builder, value, type_, types.intp)
             for value, type_ in zip(arguments[1:], signature.args[1:], strict=True)
         ]
+
         made = context.make_array(kind)(context, builder, arguments[0])
         pointer = _cgutils.get_item_pointer(context, builder, kind, made, indices)
         byte = ir.IntType(8).as_pointer()
         word = ir.IntType(32)
+
         function = _cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(ir.VoidType(), [byte, word, word, word]),
             "llvm.prefetch.p0i8",
         )
+
         to_read, into_level_2, data = (ir.Constant(word, value) for value in (0, 2, 1))
         builder.call(function, [builder.bitcast(pointer, byte), to_read, into_level_2, data])
         return context.get_dummy_value()

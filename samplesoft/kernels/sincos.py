@@ -53,12 +53,14 @@ def cos_sin(
     halves = (turns + turns + nearest) - nearest  # -1, 0 or 1
     turns -= half * halves
     square = turns * turns
+
     c = cosine[-1]
     for k in range(len(cosine) - 2, -1, -1):
         c = c * square + cosine[k]
     s = sine[-1]
     for k in range(len(sine) - 2, -1, -1):
         s = s * square + sine[k]
+
     sign = scale - (scale + scale) * abs(halves)
     return sign * c, sign * (s * turns)
 
@@ -73,6 +75,7 @@ def cos_sin_rows(
     """
     scale = out.dtype.type(scale)
     num = out.shape[1] // 2
+
     for i in range(out.shape[0]):
         left = out[i, :num]
         right = out[i, num:]

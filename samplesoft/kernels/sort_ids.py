@@ -55,11 +55,14 @@ def _group_by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntAr
     slot = np.zeros(n, np.int64)  # counts, later the index in `unique`
     for i in ids:
         slot[i] += 1
+
     num = 0
     for j in range(n):
         num += slot[j] > 0
+
     unique = np.empty(num, np.int64)
     offsets = np.zeros(num + 1, np.int64)
+
     num = 0
     for j in range(n):
         if slot[j] > 0:
@@ -67,9 +70,11 @@ def _group_by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntAr
             offsets[num + 1] = offsets[num] + slot[j]
             slot[j] = num
             num += 1
+
     inverse = np.empty(len(ids), np.int64)
     order = np.empty(len(ids), np.int64)
     ends = offsets[:-1].copy()
+
     # a stable order, so that sums over equal ids are always the same
     for k in range(len(ids)):
         inverse[k] = slot[ids[k]]
@@ -85,9 +90,11 @@ def _group_by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArr
     order = np.empty(len(ids), np.int64)
     for k in range(len(ids)):
         order[k] = k
+
     sorted_order = np.empty(len(ids), np.int64)
     ends = np.empty(_DIGIT_VALUES + 1, np.int64)
     shift = 0
+
     while shift == 0 or (n - 1) >> shift > 0:
         for d in range(len(ends)):
             ends[d] = 0
@@ -95,16 +102,20 @@ def _group_by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArr
             ends[1 + (i >> shift & _DIGIT_VALUES - 1)] += 1
         for d in range(_DIGIT_VALUES):
             ends[d + 1] += ends[d]
+
         for k in range(len(order)):
             digit = ids[order[k]] >> shift & _DIGIT_VALUES - 1
             sorted_order[ends[digit]] = order[k]
             ends[digit] += 1
+
         order, sorted_order = sorted_order, order
         shift += _DIGIT_BITS
+
     unique = np.empty(len(ids), np.int64)
     inverse = np.empty(len(ids), np.int64)
     offsets = np.empty(len(ids) + 1, np.int64)
     num = 0
+
     for k in range(len(order)):
         index = order[k]
         if num == 0 or ids[index] != unique[num - 1]:
@@ -112,5 +123,6 @@ def _group_by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArr
             offsets[num] = k
             num += 1
         inverse[index] = num - 1
+
     offsets[num] = len(ids)
     return unique[:num].copy(), inverse, order, offsets[: num + 1].copy()

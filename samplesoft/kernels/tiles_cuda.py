@@ -46,36 +46,45 @@ def _multiply_kernel(function: _WriteEntry) -> Any:
         left = cuda.shared.array((_DEPTH, _PADDED), x.dtype)
         right = cuda.shared.array((_DEPTH, _COLUMNS), x.dtype)
         sums = cuda.local.array((_ROWS_EACH, _COLUMNS_EACH), x.dtype)
+
         num, depth = x.shape
         zero = x.dtype.type(0)
         columns = y.shape[1]
+
         thread = cuda.threadIdx.x
         row_tiles = -(-num // _ROWS)
+
         # `&` shows the compiler that indices are not negative, so that it adds no wrap-around
         row = (thread // _SIDE) & (_SIDE - 1)
         column = thread & (_SIDE - 1)
         first_row = cuda.blockIdx.x % row_tiles * _ROWS
         first_column = cuda.blockIdx.x // row_tiles * _COLUMNS
+
         j = first_column + thread % _COLUMNS  # the column that this thread loads
+
         for r in range(_ROWS_EACH):
             for c in range(_COLUMNS_EACH):
                 sums[r, c] = zero
+
         for start in range(0, depth, _DEPTH):
             for number in range(thread, _ROWS * _DEPTH, cuda.blockDim.x):
                 k = number % _DEPTH
                 i = number // _DEPTH
                 inside = first_row + i < num and start + k < depth
                 left[k, i] = x[first_row + i, start + k] if inside else zero
+
             for number in range(thread, _COLUMNS * _DEPTH, cuda.blockDim.x):
                 k = number // _COLUMNS
                 inside = j < columns and start + k < depth
                 right[k, thread % _COLUMNS] = y[start + k, j] if inside else zero
             cuda.syncthreads()  # both tiles are loaded
+
             for k in range(_DEPTH):
                 for r in range(_ROWS_EACH):
                     for c in range(_COLUMNS_EACH):
                         sums[r, c] += left[k, row + r * _SIDE] * right[k, column + c * _SIDE]
             cuda.syncthreads()
+
         for r in range(_ROWS_EACH):
             for c in range(_COLUMNS_EACH):
                 i = first_row + row + r * _SIDE

@@ -19,13 +19,16 @@ def row_max(x: Real) -> float:
     """Return the maximum of `x` (n,), or -inf if it is empty."""
     a = b = c = d = x.dtype.type(-np.inf)
     whole = len(x) // 4 * 4  # four independent maxima, which are computed in parallel
+
     for i in range(0, whole, 4):
         a = x[i] if x[i] > a else a
         b = x[i + 1] if x[i + 1] > b else b
         c = x[i + 2] if x[i + 2] > c else c
         d = x[i + 3] if x[i + 3] > d else d
+
     for i in range(whole, len(x)):
         a = x[i] if x[i] > a else a
+
     a = a if a > b else b
     c = c if c > d else d
     return float(a if a > c else c)
@@ -52,9 +55,11 @@ def exp_weights(
     `max_logit`, the maximum of the logits of the other classes.
     """
     kind = weights.dtype.type
+
     # exclude the class before the maximum is computed, because it may have the largest logit
     if 0 <= excluded < size:
         logits[row, excluded] = -np.inf
+
     a = b = c = d = kind(-np.inf)
     whole = size // 4 * 4  # four independent maxima, which are computed in parallel
     for i in range(0, whole, 4):
@@ -62,12 +67,16 @@ def exp_weights(
         b = logits[row, i + 1] if logits[row, i + 1] > b else b
         c = logits[row, i + 2] if logits[row, i + 2] > c else c
         d = logits[row, i + 3] if logits[row, i + 3] > d else d
+
     for i in range(whole, size):
         a = logits[row, i] if logits[row, i] > a else a
+
     a = a if a > b else b
     c = c if c > d else d
     max_logit = float(a if a > c else c)
+
     shift = kind(max_logit if max_logit > -np.inf else 0.0)
+
     # the condition is a constant for each dtype, so only one of the branches is compiled
     if weights.itemsize == 4:
         for i in range(size):
@@ -76,6 +85,7 @@ def exp_weights(
         for i in range(size):
             weight = exp64(logits[row, i] - shift)
             weights[row, i] = weight if weight > MIN_WEIGHT else 0.0
+
     # four independent sums; the order of additions does not depend on the compiler
     s0 = s1 = s2 = s3 = 0.0
     for i in range(0, whole, 4):
@@ -83,8 +93,10 @@ def exp_weights(
         s1 += weights[row, i + 1]
         s2 += weights[row, i + 2]
         s3 += weights[row, i + 3]
+
     for i in range(whole, size):
         s0 += weights[row, i]
+
     return (s0 + s1) + (s2 + s3), max_logit
 
 

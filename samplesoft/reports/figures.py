@@ -54,6 +54,7 @@ def titled_figure(verdict: str, size: tuple[float, float]) -> tuple[Figure, Any]
     figure = Figure(figsize=size, layout="constrained")
     title = textwrap.fill(verdict.replace("`", ""), 105)
     figure.suptitle(title, fontsize=9.5, x=0.01, ha="left")
+
     axes = figure.subplots()
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

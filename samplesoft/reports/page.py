@@ -22,9 +22,11 @@ def html_page(title: str, parts: Sequence[str]) -> str:
     """
     here = Path(__file__)
     style, script = (here.with_suffix(end).read_text(encoding="utf-8") for end in (".css", ".js"))
+
     # the policy allows only the script with this hash
     digest = b64encode(sha256(script.encode()).digest()).decode()
     content = "\n".join(parts)
+
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>

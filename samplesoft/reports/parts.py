@@ -133,6 +133,7 @@ class Table:
     def text(self) -> str:
         """Return the table as plain text: numbers are aligned right, and other cells left."""
         columns = []
+
         height = max(len(column.title.splitlines()) for column in self.columns)
         for column in self.columns:
             title = column.title.splitlines()
@@ -142,6 +143,7 @@ class Table:
             align = str.rjust if column.is_numeric(self.rows) else str.ljust
             cells.insert(height, "-" * width)
             columns.append([align(cell, width) for cell in cells])
+
         return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
     def html(self) -> str:
@@ -151,11 +153,13 @@ class Table:
             f'<th scope="col"{kind}>{_escaped_html(column.title or "note")}</th>'
             for column, kind in zip(self.columns, kinds, strict=True)
         )
+
         tags = ['th scope="row"', *["td"] * (len(kinds) - 1)]  # the first cell is the row header
         lines = (
             "".join(map(_html_cell, tags, kinds, self.columns, repeat(row))) for row in self.rows
         )
         body = "\n".join(f"<tr>{cells}</tr>" for cells in lines)
+
         name = escape(self.caption)
         return f"""<div class="scroll" role="region" tabindex="0" aria-label="{name}">
 <table>

@@ -80,6 +80,7 @@ class Report(ABC):
             Lines of at most 80 characters; tables may be wider.
         """
         more = self._details()
+
         parts = self._parts() + (more if details else [])
         if more and not details:
             parts.append(Paragraph("All figures: --details, or to_text(details=True)."))
@@ -105,14 +106,17 @@ class Report(ABC):
         # the report's settings replace equal names in `settings`
         shown = {**(settings or {}), **self._settings()}
         figure = html_image(self._figure(), self._figure_title)
+
         parts: list[Part] = [part for part in self._parts() if not isinstance(part, Settings)]
         parts += [*self._details(), Heading(self._figure_title)]
+
         ending: list[Part] = [
             Heading("Settings"),
             Settings({name: value for name, value in shown.items() if value is not None}),
             Heading("Versions"),
             Settings(environment()),
         ]
+
         drawing = f'<figure class="scroll" tabindex="0">\n{figure}\n</figure>'
         content = [part.html() for part in parts], [drawing], [part.html() for part in ending]
         return html_page(self._title, [*chain(*content)])
