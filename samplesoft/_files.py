@@ -287,9 +287,7 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def with_prefixes(
-    mappings: Mapping[str, Mapping[str, _T]], separator: str = "."
-) -> dict[str, _T]:
+def with_prefixes(mappings: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dict[str, _T]:
     """Return the items of several mappings in one dict, each key after the name of its mapping.
 
     >>> with_prefixes({"lstm": {"w": 1}, "softmax": {"w": 2}})

@@ -50,7 +50,7 @@ if _TESTED_VERSIONS[0] <= numba.version_info.short <= _TESTED_VERSIONS[1]:
     Kernel = _compiler.Kernel
 
 _CHECKSUM_BYTES = 32  # length of the checksum at the end of each file
-_ABANDONED_SECONDS = 3600.0  # age above which a temporary file counts as left by a killed process
+_ABANDONED_SECONDS = 3600.0  # older temporary files count as left by a killed process
 # The fingerprint of a function of these packages is its name, because Numba implements them itself.
 _PACKAGES_IDENTIFIED_BY_NAME = {*sys.stdlib_module_names, "llvmlite", "numba", "numpy", "scipy"}
 # settings of Numba on which machine code depends, in addition to the processor
@@ -109,6 +109,7 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
             files = self._cache_files(fingerprint)
             linked = _compiler is not None and _compiler.is_compiling_for_kernel()
             key = self._index_key(sig, target_context.codegen(), linked)
+
             data = files.load((key, classes))
             if data is None:
                 return None
@@ -120,8 +121,8 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save the compilation result `data` for the signature `sig`, if possible."""
-        usable = self._enabled and self._numba_cache_implementation() is not None
-        if not usable or not self._impl.check_cachable(data):
+        is_usable = self._enabled and self._numba_cache_implementation() is not None
+        if not is_usable or not self._impl.check_cachable(data):
             return
 
         # The disk may be full or read-only, the folder may be deleted, or the kernel may have no
@@ -130,10 +131,11 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
             fingerprint = kernel_fingerprint(self._kernel)
             linked = _compiler is not None and isinstance(data.library, _compiler.LinkedCode)
             key = self._index_key(sig, data.codegen, linked)
+
             self._impl.locator.ensure_cache_path()
             files = self._cache_files(fingerprint)
-            parts = _serialise_linked_result(data) if linked else self._impl.reduce(data)
-            files.save((key, fingerprint_of(_named_tuple_classes_in(sig))), parts)
+            content = _serialise_linked_result(data) if linked else self._impl.reduce(data)
+            files.save((key, fingerprint_of(_named_tuple_classes_in(sig))), content)
             files.remove_obsolete_files(self._py_func.__qualname__)
 
     def _numba_cache_implementation(self) -> Any:
@@ -153,15 +155,15 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
         return _CacheFiles(*location, ("samplesoft", fingerprint))
 
     def _index_key(self, sig: Any, codegen: Any, linked: bool = False) -> Any:
-        """Return the key of a signature in the index: also processor, versions and settings.
+        """Return the key of a signature in the index, with all that the machine code depends on.
 
-        Code that is `linked` into other kernels has another key than code that Python calls.
+        The key contains the signature, the processor, the versions of the compilers, and Numba's
+        settings. Code that is `linked` into other kernels has another key than code that Python
+        calls.
         """
         settings = tuple(f"{name} {getattr(config, name, None)}" for name in _NUMBA_SETTINGS)
-
         versions = numba.__version__, llvmlite.__version__, getattr(_compiler, "VERSION", None)
         key = sig, codegen.magic_tuple(), versions, settings
-
         return (*key, "linked") if linked else key
 
 
@@ -171,10 +173,10 @@ def _serialise_linked_result(result: Any) -> dict[str, Any]:
     The result is changed in place: it loses the types of its variables and calls.
     """
     name, _, bitcode = result.library.serialize_using_bitcode()
-
     # Numba does the same, because the types of some functions cannot be pickled
     result.fndesc.typemap = None
     result.fndesc.calltypes = None
+
     return {
         "name": name,
         "bitcode": bitcode,
@@ -197,7 +199,6 @@ class _CacheFiles(caching.IndexDataCacheFile):  # type: ignore[misc]
         name = self._load_index().get(key[0])
         if name is None:
             return None
-
         # another process may have overwritten this file since the index was read
         *header, data = self._load_data(name)
         return data if header == [self._source_stamp, key] else None
@@ -206,12 +207,11 @@ class _CacheFiles(caching.IndexDataCacheFile):  # type: ignore[misc]
         """Save `data` for `key`, as in `load`: first the data file, then the index."""
         overloads = self._load_index_or_empty()
         name = overloads.get(key[0])
-
         if name is None:
             taken = set(overloads.values())
             name = next(n for n in map(self._data_name, count(1)) if n not in taken)
-        self._save_data(name, (self._source_stamp, key, data))
 
+        self._save_data(name, (self._source_stamp, key, data))
         # read the index again, to keep entries that other processes have added in the meantime
         self._save_index({**self._load_index_or_empty(), key[0]: name})
 
@@ -223,7 +223,6 @@ class _CacheFiles(caching.IndexDataCacheFile):  # type: ignore[misc]
         """
         if "<locals>" in name:  # several nested functions may have this name
             return
-
         match = re.fullmatch(r"(.+-)\d+(\.py\d+\w*)\.nbi", self._index_name)
         if match is None:  # a function in a notebook cell
             return
@@ -231,10 +230,10 @@ class _CacheFiles(caching.IndexDataCacheFile):  # type: ignore[misc]
         start, tag = map(re.escape, match.groups())
         pattern = re.compile(rf"{start}\d+{tag}(\.\d+)?\.nb[ic](\.tmp\.\w+)?")
         current = self._index_name.removesuffix("nbi")
-
         for path in Path(self._cache_path).iterdir():
             if not pattern.fullmatch(path.name):
                 continue
+
             # This is safe while another process loads the kernel: it has opened the file already,
             # or misses it and compiles the kernel.
             with suppress(OSError):
@@ -285,7 +284,7 @@ def _unpickle_verified(data: bytes) -> Any:
 class _NoStableFingerprintError(Exception):
     """Raised for an object whose fingerprint would differ in another process.
 
-    Kernels that use such an object are not cached.
+    A kernel that uses such an object is not cached.
     """
 
 
@@ -411,32 +410,30 @@ class _Fingerprint:
         self.add(function.__code__)
         self.add(function.__defaults__)
         self.add(function.__kwdefaults__)
-
         for cell in function.__closure__ or ():
             self.add(cell.cell_contents)
 
         names = sorted(_names_used_by(function.__code__))
         scopes = [function.__globals__]
-        for scope in scopes:  # grows in the loop
+        for used_scope in scopes:  # grows in the loop
             for name in names:
-                if name not in scope:  # the name of a builtin or of an attribute
+                if name not in used_scope:  # the name of a builtin or of an attribute
                     continue
-                thing = scope[name]
+                thing = used_scope[name]
                 self._add_strings("name", name)
                 self.add(thing)
+
                 # the function may read any of the names as an attribute of this module
                 if isinstance(thing, ModuleType) and not _is_identified_by_name(thing.__name__):
                     module_scope = vars(thing)
-                    scopes += (
-                        [module_scope] if all(module_scope is not one for one in scopes) else []
-                    )
+                    if all(module_scope is not scope for scope in scopes):
+                        scopes.append(module_scope)
 
     def _add_code(self, code: CodeType) -> None:
         """Add a code object: its bytecode, names and constants."""
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         self._add_strings("code", code.co_name, *map(str, counts))
         self._checksum.update(sha256(code.co_code).digest())
-
         # the table of `try` statements, which are not in the bytecode since Python 3.11
         self._checksum.update(sha256(code.co_exceptiontable).digest())
 

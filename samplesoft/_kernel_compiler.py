@@ -29,10 +29,10 @@ sigutils: Any = import_module("numba.core.sigutils")
 global_compiler_lock: Any = import_module("numba.core.compiler_lock").global_compiler_lock
 parse_bitcode: Any = import_module("llvmlite.binding").parse_bitcode
 
-# Arguments of Numba's method that creates LLVM's function passes. Since Numba 0.62 it has the
-# argument `llvm_module`, and creating the passes takes longer than running them.
+# Arguments of Numba's method that creates LLVM's function passes. Since Numba 0.62 they include
+# `llvm_module`, and creating the passes takes longer than running them.
 _PASS_MANAGER_ARGUMENTS = signature(codegen.CPUCodegen._function_pass_manager).parameters
-VERSION = 2  # version of this compiler; cached code of other versions is not loaded
+VERSION = 2  # of this compiler; cached code of other versions is not loaded
 _WRAPPER_PREFIX = "_ZN7cpython"  # of the names of wrappers, which unpack Python arguments
 _MAX_OPTIMISED_WRAPPER_BLOCKS = 48  # basic blocks; wrappers with over five arrays have more
 _thread_state = threading.local()
@@ -42,7 +42,7 @@ _undo_stack: list[tuple[int, Callable[[], None]]] = []
 
 @contextmanager
 def _undo_after_body_or_fork(undo: Callable[[], None]) -> Iterator[None]:
-    """Call `undo` after the body of ``with``, and in a child process forked during the body."""
+    """Call `undo` after the body of ``with``; in a child forked during the body, call it too."""
     _undo_stack.append((threading.get_ident(), undo))
     try:
         yield
@@ -162,9 +162,9 @@ def rebuild_linked_result(context: Any, name: str, bitcode: bytes, **parts: Any)
     bitcode, and `parts` are the other fields of the result.
     """
     code = LinkedCode(context.codegen(), name)
-
     code._final_module = parse_bitcode(bitcode)
     code._finalize_final_module()
+
     return compiler.compile_result(
         typing_context=context.typing_context,
         target_context=context,
@@ -185,7 +185,8 @@ class _Flags(compiler.Flags):  # type: ignore[misc]
         return bool(super().__eq__(other))
 
     def __hash__(self) -> int:
-        return _FLAGS_HASH  # the same for all values, as in Numba, which hashes only the names
+        # the same hash for all values, as in Numba, which hashes only the names of the options
+        return _FLAGS_HASH
 
     def copy(self) -> _Flags:
         """Return the options for functions that the compiled function calls, which inherit them."""
@@ -211,7 +212,7 @@ def _registry_size(context: Any) -> int:
     )
 
 
-_last_registry_sizes: dict[int, int] = {}  # registry size at the last refresh, by id of the context
+_last_registry_sizes: dict[int, int] = {}  # size at the last refresh, by id of the context
 _resolved_signatures: dict[Any, Any] = {}  # signatures of operators, by operator and argument types
 
 
@@ -222,19 +223,18 @@ def _cached_lookups() -> Iterator[None]:
     Without this, Numba scans all registries for new functions whenever it compiles a function. For
     each operation it searches all overloads of the operator, even the overloads for strings.
     """
-    typing, target = registry.cpu_target.typing_context, registry.cpu_target.target_context
-
+    typing = registry.cpu_target.typing_context
+    target = registry.cpu_target.target_context
     if "refresh" in vars(target):  # already active: a kernel that another kernel calls
         yield
         return
-
     resolve_uncached = typing.resolve_function_type
 
     def refresh_if_changed(context: Any, refresh_all: Any) -> None:
-        num = _registry_size(context)
-        if _last_registry_sizes.get(id(context)) != num:
+        size = _registry_size(context)
+        if _last_registry_sizes.get(id(context)) != size:
             # set before the scan, because `refresh_all` calls `refresh` again
-            _last_registry_sizes[id(context)] = num
+            _last_registry_sizes[id(context)] = size
             _resolved_signatures.clear()
             refresh_all()
 
@@ -278,18 +278,20 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
         """Compile a Python function, and return the compilation result."""
         state = self.state
         linked = is_compiling_for_kernel()
-        kind = LinkedCode if linked else _KernelCode
-        state.library = kind(state.targetctx.codegen(), function.__qualname__)
-        state.library.enable_object_caching()
 
+        code_class = LinkedCode if linked else _KernelCode
+        state.library = code_class(state.targetctx.codegen(), function.__qualname__)
+        state.library.enable_object_caching()
         state.flags = _Flags(state.flags)
         state.library.is_sum = bool(state.flags.fastmath)
         if linked:
-            state.flags.no_cpython_wrapper = state.flags.no_compile = True
+            state.flags.no_cpython_wrapper = True
+            state.flags.no_compile = True
 
-        # The garbage collector is off, because it would scan the many objects that a compiler
-        # makes, few of which are cyclic garbage.
-        with _undo_after_body_or_fork(gc.enable) if gc.isenabled() else nullcontext():
+        # Turn the garbage collector off. It would scan the many objects that a compiler makes, few
+        # of which are cyclic garbage.
+        restored: Any = _undo_after_body_or_fork(gc.enable) if gc.isenabled() else nullcontext()
+        with restored:
             gc.disable()
             return super().compile_extra(function)
 

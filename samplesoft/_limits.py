@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 Result = TypeVar("Result")
+
 # exp(LARGEST_EXPONENT) is finite and exp(-LARGEST_EXPONENT) is not 0; larger exponents are clipped
 LARGEST_EXPONENT = 700.0
-FAR = 2.0**26  # a value near 1 added to a logit of this magnitude keeps half of its digits
+# A value near 1 that is added to a logit of this magnitude keeps half of its digits.
+FAR = 2.0**26
 
 
-# Decorator for functions whose callers check that the result is finite. Unlike `ignore_overflow`
-# it also turns off errors that a caller has turned on with np.errstate, and is faster.
+# Decorator for functions whose callers check that the result is finite. It is faster than
+# `ignore_overflow`, and also turns off errors that a caller has turned on with np.errstate.
 ignoring_overflow = np.errstate(over="ignore", invalid="ignore")
 
 

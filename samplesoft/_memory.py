@@ -20,7 +20,8 @@ class _ControlGroupFiles(NamedTuple):
     file_system: str  # type of the file system, as in /proc/self/mountinfo
     limit: str  # file name
     usage: str  # file name
-    cache: str  # entry of memory.stat: cache that the system frees before memory runs short
+    # name of the entry of memory.stat for the cache, which the system frees if memory runs short
+    cache: str
     default_mount: str  # mount point if /proc does not name one
 
 
@@ -45,6 +46,7 @@ def available_bytes(root: Path = _ROOT) -> int | None:
     """
     fields = dict(_names_and_integers(_read_text_or_empty(root / "proc/meminfo")))
     limits = [fields["MemAvailable"] * 1024] if "MemAvailable" in fields else []
+
     for group in _CONTROL_GROUP_VERSIONS:
         for folder in _control_group_folders(root, group):
             limits += _available_bytes_of_group(folder, group)
@@ -55,12 +57,11 @@ def _available_bytes_of_group(folder: Path, group: _ControlGroupFiles) -> list[i
     """Return the bytes left in a control group, as a list of one; an empty list without a limit."""
     limit = _read_text_or_empty(folder / group.limit).strip()
     usage = _read_text_or_empty(folder / group.usage).strip()
-    if not limit.isdigit():  # "max", or empty for the root group, which has no such file
+    if not limit.isdigit():  # "max", or empty for the root group without a file
         return []
 
-    cache = dict(_names_and_integers(_read_text_or_empty(folder / "memory.stat"))).get(
-        group.cache, 0
-    )
+    statistics = dict(_names_and_integers(_read_text_or_empty(folder / "memory.stat")))
+    cache = statistics.get(group.cache, 0)
     used = max(0, int(usage) - cache) if usage.isdigit() else 0
     return [max(0, int(limit) - used)]
 
@@ -70,18 +71,21 @@ def _control_group_folders(root: Path, group: _ControlGroupFiles) -> Iterator[Pa
     group_path = None
     for line in _read_text_or_empty(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if "memory" in controllers.split(",") if group.file_system == "cgroup" else not controllers:
+        if group.file_system == "cgroup":
+            is_memory_group = "memory" in controllers.split(",")
+        else:
+            is_memory_group = not controllers
+        if is_memory_group:
             group_path = path
     if group_path is None:
         return
 
     mount_root = "/"
     mounted = root / group.default_mount
-
     for line in _read_text_or_empty(root / "proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        fields = before.split()
-        system_fields = after.split()
+        mount_text, _, system_text = line.partition(" - ")
+        fields = mount_text.split()
+        system_fields = system_text.split()
         if len(fields) < 5 or system_fields[:1] != [group.file_system]:
             continue
         if group.file_system == "cgroup" and "memory" not in system_fields[-1].split(","):
@@ -96,7 +100,6 @@ def _control_group_folders(root: Path, group: _ControlGroupFiles) -> Iterator[Pa
     own_parts = [*Path(group_path).parts[1:]]
     mount_parts = [*Path(mount_root).parts[1:]]
     relative = own_parts[len(mount_parts) :] if own_parts[: len(mount_parts)] == mount_parts else []
-
     if ".." in relative:  # the process was moved in from another namespace
         relative = []
 
@@ -151,12 +154,11 @@ def require_fitting_option(
     """
     if available is None or predicted(value) <= available:
         return
-    fitting = value
 
+    fitting = value
     # double until it fits: the exact minimum would be an odd value, such as 1,387
     while fitting < largest and predicted(fitting) > available:
         fitting *= 2
-
     remedy = f"{option}={fitting} would fit"
     if predicted(fitting) > available:
         remedy = f"no {option} would fit; use float32 or fewer classes"

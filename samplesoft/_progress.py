@@ -70,18 +70,22 @@ def _refresh_every_second(bar: Any) -> None:
     """Redraw a tqdm bar every second until it is closed, so that its elapsed time is current."""
     while not bar.disable:
         time.sleep(_FIRST_LINE_SECONDS)
-        with bar.get_lock():  # with the lock, because a bar that was just closed must not reappear
+        # hold the lock, so that a bar that was just closed does not reappear
+        with bar.get_lock():
             if not bar.disable:
                 bar.refresh(nolock=True)
 
 
-def progress_phase(show: bool, what: str) -> Any:
-    """Return a context manager that shows the name `what` of a phase, without a count."""
-    return progress_bar(show, desc=what, bar_format="{desc}...")
+def progress_phase(show: bool, name: str) -> Any:
+    """Return a context manager that shows the name of a phase during the phase, without a count."""
+    return progress_bar(show, desc=name, bar_format="{desc}...")
 
 
 def progress_line(show: bool, line: str) -> None:
-    """Write a line to stderr at once, unless stderr is a terminal, which shows a bar instead."""
+    """Write a line to stderr at once, if `show` is True and stderr is not a terminal.
+
+    A terminal shows a `progress_bar` instead.
+    """
     # a broken pipe, a closed stream or an unencodable letter must not stop the program
     with suppress(OSError, ValueError):
         if show and _writes_lines():
@@ -115,14 +119,13 @@ class TimeEstimate:
         seconds = time.perf_counter() - self._start
         if self._total is None or not self._initial < done < self._total:
             return _format_seconds(seconds)
-
         # exclude the initial steps, which an earlier run has done, from the time per step
         left = seconds * (self._total - done) / (done - self._initial)
         return f"{_format_seconds(seconds)}, about {_format_seconds(left)} left"
 
 
 class _ProgressLines:
-    """A replacement for a tqdm bar that writes lines, with the methods that this package uses."""
+    """A writer of progress lines, with those methods of a tqdm bar that this package calls."""
 
     def __init__(
         self,
@@ -150,9 +153,9 @@ class _ProgressLines:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
 
-    def update(self, number: int = 1) -> None:
-        """Add `number` to the count of steps."""
-        self._done += number
+    def update(self, steps: int = 1) -> None:
+        """Add `steps` to the number of steps done."""
+        self._done += steps
         if self._writes_each_update:
             progress_line(True, self._format_line())
 

@@ -14,11 +14,15 @@ _LOW_32_BITS = 0xFFFFFFFF  # mask of 32 bits
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_S11, _S27, _S30, _S31 = map(np.uint64, (11, 27, 30, 31))  # shifts in bits
+# shifts in bits
+_S11 = np.uint64(11)
+_S27 = np.uint64(27)
+_S30 = np.uint64(30)
+_S31 = np.uint64(31)
 
 
-@njit
 # SplitMix64 of Steele, Lea and Flood (2014) maps a counter to 64 mixed bits.
+@njit
 def mix64(key: np.uint64, counter: np.uint64) -> np.uint64:
     """Return the `counter`-th 64-bit word of the SplitMix64 stream that starts at `key`."""
     z = key + counter * _GOLDEN
@@ -35,27 +39,27 @@ def uniform(key: np.uint64, counter: np.uint64) -> float:
 
 
 @njit
-def uniform_block(key: np.uint64, batch: int, num: int) -> FloatArray:
-    """Return uniform values in [0, 1), shape (batch, num).
+def uniform_block(key: np.uint64, batch: int, num_columns: int) -> FloatArray:
+    """Return uniform values in [0, 1), shape (batch, num_columns).
 
-    Row b holds the first `num` values of the stream with the key ``mix64(key, b)``.
+    Row b holds the first `num_columns` values of the stream with the key ``mix64(key, b)``.
     """
-    values = np.empty((batch, num))
+    values = np.empty((batch, num_columns))
     for b in range(batch):
-        # each row has its stream, so that a larger batch does not change the other rows
+        # each row has a separate stream, so that a larger batch does not change the other rows
         row_key = mix64(key, np.uint64(b))
-        for k in range(num):
+        for k in range(num_columns):
             values[b, k] = uniform(row_key, np.uint64(k))
     return values
 
 
 @njit
-def uniform_slice(key: np.uint64, first: int, num: int) -> FloatArray:
-    """Return the values ``[first, first + num)`` of row 0 of a `uniform_block` with this key."""
-    values = np.empty(num)
+def uniform_slice(key: np.uint64, start: int, size: int) -> FloatArray:
+    """Return columns [start, start + size) of row 0 of a `uniform_block` with this key."""
+    values = np.empty(size)
     row_key = mix64(key, np.uint64(0))
-    for k in range(num):
-        values[k] = uniform(row_key, np.uint64(first + k))
+    for k in range(size):
+        values[k] = uniform(row_key, np.uint64(start + k))
     return values
 
 
@@ -63,8 +67,8 @@ def uniform_slice(key: np.uint64, first: int, num: int) -> FloatArray:
 def seed_key(low: int, high: int) -> int:
     """Return the first 64 bits of NumPy's ``SeedSequence(low + 2**32 * high)``.
 
-    `low` and `high` have 32 bits. NumPy's own function takes as long as a hundred draws. The
-    algorithm hashes each of four words, and then mixes each word with the others.
+    `low` and `high` are integers of 32 bits. The algorithm hashes each of four words, and then
+    mixes each word with the others. NumPy's own function takes as long as a hundred draws.
     """
     pool = [low, high, 0, 0]
     factor = 0x43B0D7E5
@@ -104,10 +108,8 @@ def stream_key(rng: int | np.random.Generator | None, name: str = "rng") -> np.u
     """
     if type(rng) is int and 0 <= rng < 1 << 64:
         return np.uint64(seed_key(rng & _LOW_32_BITS, rng >> 32) & 0xFFFFFFFFFFFFFFFF)
-
     if isinstance(rng, OffsetSeed):
         return np.uint64(rng)
-
     if isinstance(rng, np.random.Generator):
         return np.uint64(rng.integers(0, 2**64, dtype=np.uint64))
 

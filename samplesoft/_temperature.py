@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from samplesoft._limits import ignore_overflow
 from samplesoft._validation import as_positive
 
-TAU_OF_UNIT_VECTORS = 10.0  # the range of cosines, [-1, 1], is too small for a softmax
+TAU_OF_UNIT_VECTORS = 10.0  # cosines, from -1 to 1, are too small as logits
 TAU_OF_OTHER_VECTORS = 1.0  # logits are inner products, and the model learns the norms
+
 _MIN_SQUARABLE = 1e-150  # float64 holds the squares of magnitudes from 1e-150 to 1e150
 
 
@@ -45,7 +46,6 @@ def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
     if tau == 1.0:
         return rows
     with ignore_overflow():  # callers check that scores are finite
-
         # a scalar of the same dtype keeps the product in this dtype
         factor = rows.dtype.type(tau)
         if not np.isfinite(factor):
@@ -53,6 +53,7 @@ def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
                 f"`tau` must be finite in {rows.dtype}, the type of the vectors, got {tau:g}; "
                 "lower it, or use float64."
             )
+
         product: NDArray[Any] = rows * factor
     return product
 

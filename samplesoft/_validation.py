@@ -14,32 +14,29 @@ from numpy.typing import ArrayLike, NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-LARGEST_COUNT = 10**15  # up to this value float64 distinguishes m from m - 1
-_NON_NUMBERS = (
-    bool,
-    np.bool_,
-    np.timedelta64,
-)  # subclasses of integer types that are no numbers, and np.bool_
+LARGEST_COUNT = 10**15  # float64 still distinguishes such an m from m - 1
+# subclasses of integer types that are no numbers, and np.bool_
+_NON_NUMBERS = (bool, np.bool_, np.timedelta64)
 _INTEGERS = (int, np.integer)
 # The longest text, in characters of 4 bytes, for which texts are put into an array of a fixed
 # width. NumPy pads all texts to the longest one: one label of 20,000 characters among ten thousand
 # short labels would take 800 MB.
 LONGEST_PADDED = 256
 _ENTRIES_AT_A_TIME = 1 << 18  # entries that are checked for finite values at a time
-SUM_TOLERANCE = 1e-4  # float32 proposals over many classes sum to 1 only to about this accuracy
+# Float32 proposals over many classes sum to 1 only to about this accuracy.
+SUM_TOLERANCE = 1e-4
 
 
 def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatArray:
     """Return `value` as a finite, nonempty float64 array; `ndim` are the allowed dimensions."""
-    # the kinds bool, unsigned, int and float, but not complex numbers, text or dates
     array = as_array(name, value)
 
+    # bool, unsigned, int and float, but not complex numbers, text or dates
     if array.dtype.kind not in "buif":
         raise TypeError(
             f"`{name}` must hold real numbers, got dtype {array.dtype}; "
             "convert it with numpy.asarray(..., dtype=float)."
         )
-
     if array.ndim not in ndim:
         allowed = " or ".join(str(d) for d in ndim)
         raise ValueError(f"`{name}` must have {allowed} dimension(s), got shape {array.shape}.")
@@ -50,7 +47,6 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
         # values of a wider type may overflow to infinity, which `require_finite` rejects
         with np.errstate(over="ignore"):
             array = np.ascontiguousarray(array, dtype=np.float64)
-
     require_finite(name, array)
     return array
 
@@ -70,7 +66,6 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
         array = native_byte_order(np.asarray(value))
     except ValueError as error:
         raise ValueError(f"`{name}` must be a rectangular array of numbers: {error}") from None
-
     if array.dtype == object or (array.dtype.kind == "f" and isinstance(value, (list, tuple))):
         return _with_exact_integers(value, array)
     return array
@@ -95,7 +90,6 @@ def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
     are_integers = all(issubclass(kind, _INTEGERS) for kind in kinds)
     if not kinds or not are_integers or kinds.intersection(_NON_NUMBERS):
         return array
-
     exact = exact_integers(entries)
     return array if exact.dtype == object else exact.reshape(array.shape)
 
@@ -166,7 +160,6 @@ def as_float_rows(
 
     if dtype is not None and dtype != rows.dtype:
         return np.ascontiguousarray(convert_finite(name, rows, dtype))
-
     rows = np.ascontiguousarray(rows)
     require_finite(name, rows, rows.dtype)
     return rows
@@ -183,14 +176,14 @@ def as_ids(
     array = as_array(name, value)
     if array.size == 0 and array.ndim == 1:  # NumPy converts an empty list to float64
         array = np.empty(0, np.int64)
-
     _require_integers(name, array, f"{of} are counted from 0")
+
     if batch is None and array.ndim != 1:
         raise ValueError(f"`{name}` must have shape (k,), got {array.shape}.")
-
     if batch is not None:
         if array.ndim not in (1, 2) or (array.ndim == 2 and len(array) not in (1, batch)):
             raise ValueError(f"`{name}` must have shape ({batch}, k) or (k,), got {array.shape}.")
+
         # The shape (batch,) is ambiguous, and a wrong guess would silently train on other classes.
         if array.ndim == 1 and batch > 1 and len(array) == batch:
             raise ValueError(
@@ -224,10 +217,8 @@ def as_labels(
     """
     array = as_array(name, value)
     _require_integers(name, array, f"{of} are counted from 0")
-
     if array.shape not in (batch_shape, ()):
         raise ValueError(f"`{name}` must have shape {batch_shape}, got {array.shape}.")
-
     array = array if array.shape == batch_shape else np.broadcast_to(array, batch_shape)
     return _as_class_indices(name, array, num_classes, of)
 
@@ -301,11 +292,11 @@ def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
     # the error reports the sum of the row that deviates most
     totals = array.sum(axis=-1)
     worst = float(totals if array.ndim == 1 else totals[np.argmax(np.abs(totals - 1.0))])
-
     if abs(worst - 1.0) > SUM_TOLERANCE:
         raise ValueError(
             f"`{name}` must sum to 1 over the classes, got {worst:.6g}; divide it by its sum."
         )
+
     return array
 
 
@@ -322,7 +313,6 @@ def as_probabilities(
             f"`{name}` must cover all {num_classes} classes in its last axis, "
             f"got shape {array.shape}."
         )
-
     if array.min() < 0.0:
         raise ValueError(f"`{name}` must hold probabilities, got {array.min()} < 0.")
     if array.max() > 1.0 + SUM_TOLERANCE:
@@ -359,7 +349,6 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
         raise TypeError(
             f"`{name}` must be an integer, got {type(value).__name__} {short_repr(value)}."
         )
-
     if value < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}, got {short_repr(value)}.")
     if value > LARGEST_COUNT:
@@ -405,7 +394,6 @@ def _as_float(name: str, value: Any, expected: str, is_valid: Callable[[float], 
             number = float(value)
     except OverflowError:
         number = np.inf if value > 0 else -np.inf
-
     if not is_valid(number):
         raise ValueError(f"`{name}` must be {expected}, got {short_repr(value)}.")
     return number
@@ -501,7 +489,6 @@ def as_csr(name: str, value: Any) -> Any:
         if wide.dtype == np.float32:
             wide = wide.astype(np.float64)
         matrix = sparse.csr_array(wide, dtype=np.float64, copy=wide is rows)
-
     require_well_formed(name, matrix)
     return matrix
 
@@ -522,9 +509,8 @@ def integers_to_float64(value: Any) -> Any:
 
     if value.dtype.kind not in "biu":
         return value
-
     wide = value.astype(np.float64)
-    if value.dtype.kind == "b":  # repeated entries become a single 1, as True or True is True
+    if value.dtype.kind == "b":  # True or True is True: one 1
         wide = sparse.csr_array(wide)
         wide.sum_duplicates()
         wide.data = (wide.data != 0.0).astype(np.float64)
