@@ -509,8 +509,9 @@ def integers_to_float64(value: Any) -> Any:
 
     if value.dtype.kind not in "biu":
         return value
+
     wide = value.astype(np.float64)
-    if value.dtype.kind == "b":  # True or True is True: one 1
+    if value.dtype.kind == "b":  # repeated entries become a single 1
         wide = sparse.csr_array(wide)
         wide.sum_duplicates()
         wide.data = (wide.data != 0.0).astype(np.float64)

@@ -81,8 +81,8 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         prog="samplesoft",
         description="Sampled softmax: exact bias, bounds, Monte Carlo, and training.",
     )
-
     parser.add_argument("--version", action="version", version=f"samplesoft {__version__}")
+
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, description in COMMANDS.items():
         command_parser = commands.add_parser(name, help=description)

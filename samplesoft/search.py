@@ -30,12 +30,12 @@ from samplesoft.samplers.base import Rows
 # Multiplications for the scores of a tile. OpenBLAS computes a product of this size on the calling
 # thread alone, so that the threads of the search do not wait for each other.
 _PRODUCTS_PER_TILE = 1 << 18
-_MAX_TILE_SHAPE = 64, 256  # numbers of contexts and of classes, whose vectors fit in the cache
+_MAX_TILE_SHAPE = 64, 256  # contexts and classes whose vectors fit in the cache
 _CLASSES_PER_TASK = 8192  # number of classes in a task, which one thread searches
 _MIN_CLASS_CHUNKS = 16  # with fewer chunks of classes, tasks split the contexts too
 _CONTEXTS_PER_TASK = 128  # number of contexts in a task if tasks split them
-_MAX_CONTEXTS_IN_LOOP = 8  # with more contexts in a tile, BLAS is faster than a compiled loop
-_CONTEXTS_AT_A_TIME = 1024  # number of contexts for which each thread keeps the k best in memory
+_MAX_CONTEXTS_IN_LOOP = 8  # with more contexts in a tile, BLAS is faster
+_CONTEXTS_AT_A_TIME = 1024  # contexts whose k best a thread keeps in memory
 
 
 def top_k_classes(
@@ -87,7 +87,6 @@ def top_k_classes(
     """
     rows = checked_class_embeddings(class_embeddings)
     n = int(rows.shape[0])
-
     d = rows.shape[1]
     contexts = as_float_rows("h", h, d, rows.dtype)
     size = checked_k(k, n)
@@ -107,9 +106,8 @@ def top_k_classes(
     if excluded is not None:
         num_missing = np.maximum(np.diff(excluded.indptr) - (n - size), 0)
         for b in np.flatnonzero(num_missing):  # replace -1 by the first excluded classes
-            ids[b, size - num_missing[b] :] = excluded.indices[excluded.indptr[b] :][
-                : num_missing[b]
-            ]
+            start = excluded.indptr[b]
+            ids[b, size - num_missing[b] :] = excluded.indices[start : start + num_missing[b]]
 
     # The search turns NaN into infinity, which is among the best, so checking the k best is enough.
     num_finite = np.isfinite(scores).sum(axis=1) == size - num_missing
@@ -149,8 +147,8 @@ def best_classes(
     remote: Any = rows
     if isinstance(remote, RemoteRows):
         return remote.best(z, k, normalize=normalize, absolute=absolute, leave_out=leave_out)
-    tile_contexts, tile_classes = _tile_shape(z.shape)
 
+    tile_contexts, tile_classes = _tile_shape(z.shape)
     # empty arrays instead of None, so that the kernel is compiled for one combination of types
     biases = np.empty(0, z.dtype) if offsets is None else offsets
     is_excluded = np.empty(0, np.bool_) if absent is None else absent
@@ -210,12 +208,10 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     """
     batch = len(task.z)
     n = len(task.rows)
-
     class_chunks = chunks(n, _CLASSES_PER_TASK)
     # with few chunks of classes, threads would be idle, so split the contexts too
-    context_chunks = chunks(
-        batch, _CONTEXTS_PER_TASK if len(class_chunks) < _MIN_CLASS_CHUNKS else batch
-    )
+    splits_contexts = len(class_chunks) < _MIN_CLASS_CHUNKS
+    context_chunks = chunks(batch, _CONTEXTS_PER_TASK if splits_contexts else batch)
 
     # `next` of a list iterator is atomic
     remaining = iter([(c, b) for c in class_chunks for b in context_chunks])
@@ -223,7 +219,8 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     def search_tasks(_: int) -> tuple[int, Rows, IntArray]:
         best = np.full((batch, k), -np.inf, task.z.dtype)
         ids = np.full((batch, k), n)
-        for c, b in remaining:  # each thread takes the next task, so it sees classes in order
+        # a thread always takes the next task, so it sees the classes in order
+        for c, b in remaining:
             first_bad_class = _update_top_k(task, c.start, c.stop, b.start, b.stop, best, ids)
             if first_bad_class >= 0:
                 return first_bad_class, best, ids
@@ -232,7 +229,8 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     bad_by_thread, best_by_thread, ids_by_thread = zip(
         *thread_map(search_tasks, range(num_threads())), strict=True
     )
-    if min(bad_by_thread) < n:  # the smallest, so that the error does not depend on timing
+    # report the smallest bad class, so that the error does not depend on timing
+    if min(bad_by_thread) < n:
         _raise_for_bad_class_vector(task.rows, min(bad_by_thread), task.normalize)
 
     best = np.concatenate(best_by_thread, axis=1)
@@ -240,7 +238,6 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     order = np.lexsort((ids, -best), axis=1)[:, :k]  # by decreasing score, then by class
     best = np.take_along_axis(best, order, 1)
     ids = np.take_along_axis(ids, order, 1)
-
     ids[ids == n] = -1
     return ids, best
 
@@ -252,9 +249,8 @@ def _tile_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """
     batch, dim = shape
     num_contexts = max(1, min(batch, _MAX_TILE_SHAPE[0], math.isqrt(_PRODUCTS_PER_TILE // dim)))
-    return num_contexts, round_up_to_8(
-        max(1, min(_MAX_TILE_SHAPE[1], _PRODUCTS_PER_TILE // (num_contexts * dim)))
-    )
+    num_classes = max(1, min(_MAX_TILE_SHAPE[1], _PRODUCTS_PER_TILE // (num_contexts * dim)))
+    return num_contexts, round_up_to_8(num_classes)
 
 
 def _raise_for_bad_class_vector(rows: Rows, class_id: int, normalize: bool) -> None:
@@ -271,10 +267,11 @@ class _SearchTask(NamedTuple):
     z: Rows  # (B, d)
     rows: Rows  # (n, d)
     normalize: bool  # divide class vectors by their norms
-    offsets: Rows  # (n,): biases that are added to scores, or (0,) for none
+    offsets: Rows  # (n,): class biases, or (0,) for none
     absolute: bool  # use absolute values of scores
-    indptr: IntArray  # (B + 1,): context b has ``excluded_ids[indptr[b] : indptr[b + 1]]``
-    excluded_ids: IntArray  # (P,): excluded classes, increasing within each context
+    # context b excludes the classes ``excluded_ids[indptr[b] : indptr[b + 1]]``, which increase
+    indptr: IntArray  # (B + 1,)
+    excluded_ids: IntArray  # (P,)
     is_excluded: NDArray[np.bool_]  # (n,): classes excluded for all contexts, or (0,) for none
     tile_contexts: int  # contexts per tile
     tile_classes: int  # classes per tile
@@ -309,6 +306,7 @@ def _update_top_k(
     for start in range(first_class, end_class, width):
         count = min(width, end_class - start)
         vectors = task.rows[start : start + count]
+
         if task.normalize and not (use_loop and _write_norms_and_check_range(vectors, norms)):
             # normalise a copy, because the caller's vectors may be read-only
             unit_vectors = block[:count]
@@ -322,8 +320,9 @@ def _update_top_k(
                 norms[j] = 1.0
             vectors = unit_vectors
 
-        for low in range(first_context, end_context, task.tile_contexts):
-            contexts = task.z[low : min(low + task.tile_contexts, end_context)]
+        for first_row in range(first_context, end_context, task.tile_contexts):
+            contexts = task.z[first_row : min(first_row + task.tile_contexts, end_context)]
+
             if len(contexts) <= _MAX_CONTEXTS_IN_LOOP:
                 stride = width
                 scores = buffer.reshape((task.tile_contexts, width))
@@ -338,14 +337,15 @@ def _update_top_k(
                 np.dot(contexts, vectors.T, scores)
 
             # A vector that is not finite has no finite score, so checking one context suffices.
-            if low == first_context and not _is_finite(buffer[:count]):
+            if first_row == first_context and not _is_finite(buffer[:count]):
                 for j in range(count):
                     if not _is_finite(vectors[j]):
                         return start + j
 
             for i in range(len(contexts)):
-                b = low + i
+                b = first_row + i
                 context_scores = buffer[i * stride : i * stride + count]
+
                 # loops, because NumPy expressions of arrays take ten times as long to compile
                 if len(task.offsets) > 0:
                     for j in range(count):
@@ -353,6 +353,7 @@ def _update_top_k(
                 if task.absolute:
                     for j in range(count):
                         context_scores[j] = abs(context_scores[j])
+
                 if _any_above(context_scores, best[b, 0]):
                     _insert_candidates(task, b, start, context_scores, best[b], ids[b])
     return -1
@@ -423,6 +424,7 @@ def _insert_candidates(
     """
     excluded_ids = task.excluded_ids[task.indptr[b] : task.indptr[b + 1]]
     is_excluded = task.is_excluded
+
     for j in range(len(scores)):
         if not (scores[j] <= best[0]):
             class_id = first_class + j
@@ -431,6 +433,7 @@ def _insert_candidates(
             position = count_below(excluded_ids, class_id)
             if position < len(excluded_ids) and excluded_ids[position] == class_id:
                 continue
+
             score = np.inf if np.isnan(scores[j]) else scores[j]
             _replace_worst_in_heap(best, ids, score, class_id)
 
@@ -440,7 +443,8 @@ def _replace_worst_in_heap(best: Rows, ids: IntArray, score: float, class_id: in
     """Replace the worst of the k best classes, the root of the heap, by a new class, in place."""
     k = len(best)
 
-    parent = 0  # sift the new entry down from the root
+    # sift the new entry down from the root
+    parent = 0
     while 2 * parent + 1 < k:
         child = 2 * parent + 1
         if child + 1 < k and _is_worse(best[child + 1], ids[child + 1], best[child], ids[child]):

@@ -28,8 +28,8 @@ from samplesoft._validation import (
 )
 from samplesoft._validation import writable as writable
 
-_CHUNK_VALUES = 1 << 18  # values of the chunk that a thread processes in one task
-_TASK_FEATURES = 1 << 20  # features that a thread computes in one task of at least 0.2 ms
+_CHUNK_VALUES = 1 << 18  # values that a thread processes in one task
+_TASK_FEATURES = 1 << 20  # features that a thread computes in one task, of 0.2 ms or more
 _MIN_THREADED_VALUES = 1 << 18  # with fewer gradients, threads cost more than they save
 
 float_rows = as_float_rows
@@ -78,8 +78,8 @@ def as_dtype(name: str, value: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     """
     if value.dtype == dtype:
         is_contiguous = type(value) is np.ndarray and value.flags.c_contiguous
-
         return value if is_contiguous else np.asarray(value, order="C")
+
     with ignore_overflow():
         return np.asarray(value, dtype, order="C")
 
@@ -126,13 +126,13 @@ def are_increasing_row_ids(ids: IntArray, num_rows: int) -> bool:
     return _are_increasing_row_ids(ids, num_rows)
 
 
-def run(kernel: Callable[..., None], num: int, *arguments: Any) -> None:
-    """Call a kernel that processes `num` items, with its arguments, on the calling thread."""
+def run(kernel: Callable[..., None], num_items: int, *arguments: Any) -> None:
+    """Call a kernel that processes `num_items` items, with its arguments, on the calling thread."""
     kernel(*arguments)
 
 
-def workers(num: int) -> int:
-    """Return the number of workers that share `num` items in a kernel; 1 on the CPU.
+def workers(num_items: int) -> int:
+    """Return the number of workers among which a kernel divides its items; 1 on the CPU.
 
     `samplesoft.kernels.lanes` explains workers.
     """
@@ -163,15 +163,16 @@ def step_rows(
     if gradients.size <= _MIN_THREADED_VALUES:  # the common case
         rows_kernel(ids, gradients, table, states, hyper_parameters)
         return
+    is_single_row = ids.shape[0] == 1
 
     def step_chunk(chunk: slice) -> None:
         if is_single_row:  # one long row, whose columns are divided among threads
             chunk_states = tuple(state[:, chunk] for state in states)
             rows_kernel(ids, gradients[:, chunk], table[:, chunk], chunk_states, hyper_parameters)
-        else:  # ids increase strictly, so that no two threads write to the same row
+        else:
+            # ids increase strictly, so that no two threads write to the same row
             rows_kernel(ids[chunk], gradients[chunk], table, states, hyper_parameters)
 
-    is_single_row = ids.shape[0] == 1
     count = gradients.shape[1] if is_single_row else gradients.shape[0]
     thread_for_each(step_chunk, chunks(count, max(1, -(-count // num_threads()))))
 
@@ -194,20 +195,20 @@ def write_features(
     )
 
 
-def split(num: int, size: int, values_per_item: int) -> list[slice]:
-    """Return ``range(num)`` split into slices of `size` items; the last one may be shorter.
+def split(num_items: int, size: int, values_per_item: int) -> list[slice]:
+    """Return ``range(num_items)`` split into slices of `size` items; the last may be shorter.
 
     A GPU uses larger slices, as memory allows for `values_per_item` values per item.
     """
-    return chunks(num, size)
+    return chunks(num_items, size)
 
 
-def columns(num: int) -> list[tuple[int, int]]:
-    """Return ``range(num)`` split into (start, end) ranges of columns, two for each thread.
+def columns(num_columns: int) -> list[tuple[int, int]]:
+    """Return ``range(num_columns)`` split into ranges (start, stop), two for each thread.
 
     Threads can process the ranges independently.
     """
-    ends = np.linspace(0, num, 2 * num_threads() + 1).astype(np.int64)
+    ends = np.linspace(0, num_columns, 2 * num_threads() + 1).astype(np.int64)
     return list(pairwise(ends.tolist()))
 
 
@@ -253,8 +254,8 @@ def is_step_safe(
     """
     if not _are_increasing_row_ids(ids, len(table)):
         return False
-    count = 0
 
+    count = 0
     for i in range(len(ids)):
         row = table[ids[i]]
         for c in range(len(row)):

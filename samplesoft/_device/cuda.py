@@ -70,14 +70,12 @@ def contiguous(name: str, value: Any, *dtypes: DTypeLike) -> Any:
     Raises TypeError unless its dtype is one of `dtypes`, and ValueError unless it is C-contiguous.
     """
     array = as_device_array(value)
-
     if array.dtype not in dtypes:
         allowed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise TypeError(
             f"`{name}` on the device must be of {allowed}, got {array.dtype}; convert it there, or "
             "pass a NumPy array."
         )
-
     if not array.flags["C_CONTIGUOUS"]:
         raise ValueError(
             f"`{name}` on the device must be C-contiguous, got strides {array.strides} for shape "
@@ -109,18 +107,18 @@ def writable(array: Any) -> Any:
     return array if on_device(array) else to_device(array)
 
 
-def workers(num: int) -> int:
-    """Return the number of workers that share `num` items in a kernel; on a GPU one for each item.
+def workers(num_items: int) -> int:
+    """Return the number of workers among which a kernel divides its items; on a GPU `num_items`.
 
     `samplesoft.kernels.lanes` explains workers.
     """
-    return num
+    return num_items
 
 
-def each(work: Callable[[Any], object], parts: Iterable[Any]) -> None:
-    """Call ``work(part)`` for each part in turn; in each call, the warps share the work."""
-    for part in parts:
-        work(part)
+def each(function: Callable[[Any], object], items: Iterable[Any]) -> None:
+    """Call ``function(item)`` for each item in turn; warps divide the work of each call."""
+    for item in items:
+        function(item)
 
 
 def run_over_rows(kernel: Callable[..., None], *arrays: Any) -> None:
@@ -150,9 +148,8 @@ def column_sums(rows: Any) -> FloatArray:
 
 def are_increasing_row_ids(ids: Any, num_rows: int) -> bool:
     """Return whether `ids` (k,) increase strictly and are all in ``range(num_rows)``."""
-    return (
-        smallest_reported_index(launch_threads, _find_not_rising, ids.size, ids, num_rows) is None
-    )
+    index = smallest_reported_index(launch_threads, _find_not_rising, ids.size, ids, num_rows)
+    return index is None
 
 
 def is_step_safe(ids: Any, gradients: Any, table: Any, limit: float, largest: float) -> bool:
@@ -199,17 +196,17 @@ def write_features(
     multiply(write_entry, X, columns, out, parameters)
 
 
-def split(num: int, size: int, values_per_item: int) -> list[slice]:
-    """Return ``range(num)`` split into slices of items that fit in memory.
+def split(num_items: int, size: int, values_per_item: int) -> list[slice]:
+    """Return ``range(num_items)`` split into slices of items that fit in memory.
 
     An item needs memory for `values_per_item` values. The CPU uses slices of `size` items instead.
     """
-    return chunks(num, max(1, _CHUNK_VALUES // values_per_item))
+    return chunks(num_items, max(1, _CHUNK_VALUES // values_per_item))
 
 
-def columns(num: int) -> list[tuple[int, int]]:
-    """Return the (start, end) range of all `num` columns, a single one, which lanes share."""
-    return [(0, num)]
+def columns(num_columns: int) -> list[tuple[int, int]]:
+    """Return a list of one range (start, stop), that of all columns, which the lanes divide."""
+    return [(0, num_columns)]
 
 
 def stages(starts: IntArray) -> list[slice]:
@@ -218,7 +215,7 @@ def stages(starts: IntArray) -> list[slice]:
     The slices are the stages ``[starts[i], starts[i + 1])``. The steps of a stage read results of
     earlier stages only, so that they can run in parallel.
     """
-    return [slice(first, last) for first, last in zip(starts[:-1], starts[1:], strict=True)]
+    return [slice(start, stop) for start, stop in zip(starts[:-1], starts[1:], strict=True)]
 
 
 def take_rows(rows: Any, index: Any) -> Any:
@@ -272,9 +269,9 @@ def shaped_rows(name: str, value: Any) -> Any:
 
     Entries are checked only if the array is on the host.
     """
-    return (
-        _as_device_rows(name, value) if on_device(value) else to_device(as_float_rows(name, value))
-    )
+    if on_device(value):
+        return _as_device_rows(name, value)
+    return to_device(as_float_rows(name, value))
 
 
 def _as_device_rows(
@@ -326,12 +323,11 @@ def labels(name: str, value: Any, num_classes: int, batch_shape: tuple[int, ...]
 
 
 def _as_class_ids(name: str, value: Any, num_classes: int, fits: bool, shape: str) -> Any:
-    """Return class indices on the device, after checking dtype, shape and range.
+    """Return class indices on the device, after checking their dtype, shape and range.
 
-    `fits` is whether the caller has found the expected shape, which errors call `shape`.
+    `fits` says whether the shape is the expected one; errors describe the expected one by `shape`.
     """
     array = contiguous(name, value, np.int64)
-
     if not fits:
         raise ValueError(f"`{name}` must have shape {shape}, got {array.shape}.")
 
@@ -390,10 +386,10 @@ def _find_outside(values: Any, low: Any, high: Any, found: Any) -> None:
 
 @kernel
 def _find_not_rising(ids: Any, stop: int, found: Any) -> None:
-    """Write the smallest index of an id that does not increase, or is not in ``range(stop)``.
+    """Write the first index at which `ids` (k,) do not increase, or are not in ``range(stop)``.
 
-    The ids are (k,). The index goes to ``found[0]``, which must be larger than all indices before
-    the launch.
+    The index is written to ``found[0]``. Before the launch, ``found[0]`` must be larger than all
+    indices.
     """
     i = thread_index()
     if i < ids.shape[0]:
@@ -413,7 +409,6 @@ def _sum_columns(rows: Any, out: Any) -> None:
     # One thread sums a column over a block of rows. With one thread per column, there would be too
     # few threads to hide the latency of memory.
     rows_per_block = -(-rows.shape[0] // out.shape[0])
-
     total = 0.0
     abs_total = 0.0
     for i in range(block * rows_per_block, min((block + 1) * rows_per_block, rows.shape[0])):
@@ -439,11 +434,12 @@ def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
         c = entry % width
         if i < ids.shape[0]:
             # call the CPU kernel on slices of one entry, so that its formulas are written once
-            one = ids[i : i + 1], gradients[i : i + 1, c : c + 1], parameters[:, c : c + 1]
+            entry_arrays = ids[i : i + 1], gradients[i : i + 1, c : c + 1], parameters[:, c : c + 1]
+            first_state = states[0][:, c : c + 1]
             if num_states == 2:
-                body(*one, (states[0][:, c : c + 1], states[1][:, c : c + 1]), hyper_parameters)
+                body(*entry_arrays, (first_state, states[1][:, c : c + 1]), hyper_parameters)
             else:
-                body(*one, (states[0][:, c : c + 1],), hyper_parameters)
+                body(*entry_arrays, (first_state,), hyper_parameters)
 
     step.__name__ = f"{function.__name__}_on_device"
     return kernel(step)

@@ -62,8 +62,8 @@ def largest_in_rows(rows: NDArray[Any]) -> NDArray[Any]:
     arrays = backend_of(rows)
     largest = arrays.empty(rows.shape[0], rows.dtype)
     arrays.run(kernels.largest_in_rows, rows.shape[0], rows, largest)
-    on_processor: NDArray[Any] = to_host(largest)
-    return on_processor
+    on_host: NDArray[Any] = to_host(largest)
+    return on_host
 
 
 # Ids are sorted on the CPU: copying a few thousand of them is faster than launching a radix sort
@@ -89,5 +89,5 @@ def last_row_of_each_id(ids: IntArray, rows: NDArray[Any]) -> tuple[IntArray, ND
     if (ids[1:] > ids[:-1]).all():
         return ids, rows
     # reversed, because `np.unique` returns the first index of each id
-    ids, last = np.unique(ids[::-1], return_index=True)
-    return ids, backend_of(rows).take_rows(rows, rows.shape[0] - 1 - last)
+    ids, reversed_index = np.unique(ids[::-1], return_index=True)
+    return ids, backend_of(rows).take_rows(rows, rows.shape[0] - 1 - reversed_index)

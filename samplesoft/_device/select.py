@@ -92,7 +92,8 @@ def _require_cuda() -> None:
     if cuda.is_available():
         return
 
-    why = " ".join(str(cuda.cuda_error() or "the compiler is missing").split()).split(". ")[0]
+    error = str(cuda.cuda_error() or "the compiler is missing")
+    why = " ".join(error.split()).split(". ")[0]
     raise RuntimeError(
         f"`device` is 'cuda', but Numba finds no NVIDIA GPU that it can use ({why}). Install "
         "NVIDIA's driver, and Numba's CUDA target with pip install 'numba-cuda[cu12]' or "
