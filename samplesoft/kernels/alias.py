@@ -22,7 +22,8 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
     and class ``aliases[j]`` otherwise.
     """
     n = len(q)
-    scaled = np.empty(n)  # weights with mean 1, of which another class fills columns below 1
+    # weights scaled to mean 1; a column below 1 is filled up by the weight of another class
+    scaled = np.empty(n)
     thresholds = np.empty(n, np.uint64)
     alias = np.empty(n, np.int32)
 
@@ -32,35 +33,35 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
         total += q[j]
         heaviest = j if q[j] > q[heaviest] else heaviest
 
-    stack = np.empty(n, np.int32)  # columns below 1 from the left, other columns from the right
-    light = 0
-    heavy = n
-
+    # `stack` holds the columns below 1 from the left, and the other columns from the right
+    stack = np.empty(n, np.int32)
+    num_light = 0
+    heavy_start = n
     for j in range(n):
         scaled[j] = q[j] / total * n
         thresholds[j] = _FULL
         alias[j] = j
         if scaled[j] < 1.0:
-            stack[light] = j
-            light += 1
+            stack[num_light] = j
+            num_light += 1
         else:
-            heavy -= 1
-            stack[heavy] = j
+            heavy_start -= 1
+            stack[heavy_start] = j
 
-    while light > 0:
-        light -= 1
-        low = stack[light]
+    while num_light > 0:
+        num_light -= 1
+        light_column = stack[num_light]
         # By rounding, there may be no heavy column left. Then the heaviest class is the alias,
         # because a light column must keep its threshold, or a class of weight 0 might be drawn.
-        high = stack[heavy] if heavy < n else heaviest
-        thresholds[low] = np.uint64(scaled[low] * _TWO_64)
-        alias[low] = high
-        if heavy < n:
-            scaled[high] = (scaled[high] + scaled[low]) - 1.0
-            if scaled[high] < 1.0:
-                heavy += 1
-                stack[light] = high
-                light += 1
+        heavy_column = stack[heavy_start] if heavy_start < n else heaviest
+        thresholds[light_column] = np.uint64(scaled[light_column] * _TWO_64)
+        alias[light_column] = heavy_column
+        if heavy_start < n:
+            scaled[heavy_column] = (scaled[heavy_column] + scaled[light_column]) - 1.0
+            if scaled[heavy_column] < 1.0:
+                heavy_start += 1
+                stack[num_light] = heavy_column
+                num_light += 1
 
     return thresholds, alias
 

@@ -29,7 +29,7 @@ _HIGHEST = 709.0  # exp(_HIGHEST) is finite
 _LOG2_E_32 = np.float32(1.44269504)
 _LN2_HIGH_32 = np.float32(0.693359375)  # with trailing zero bits, as in float64
 _LN2_LOW_32 = np.float32(-2.12194440e-4)
-_LOWEST_32 = np.float32(-87.0)  # exp of smaller values is 0 instead of a slow denormal number
+_LOWEST_32 = np.float32(-87.0)  # below it exp is 0, not a slow denormal number
 _ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
 _ONE = np.float32(1.0)
@@ -51,10 +51,10 @@ ARTANH = tuple(1.0 / i for i in range(31, 2, -2))  # of (artanh(z) - z) / z**3, 
 def horner(first: Any, others: tuple[Any, ...], x: Any) -> Any:
     """Return the value of a polynomial at x, by Horner's rule.
 
-    `first` is the coefficient of the highest power, and `others` are the coefficients of the lower
-    powers, in decreasing order of the powers. LLVM unrolls a loop over up to about ten
-    coefficients, and can then vectorise a loop over x. Callers therefore evaluate a longer
-    polynomial in two calls.
+    `first` is the coefficient of the highest power, and `others` are the other coefficients, by
+    decreasing power. LLVM unrolls the loop if there are at most about ten coefficients, and can
+    then vectorise the caller's loop over x. For a longer polynomial, callers therefore call this
+    twice.
     """
     value = first
     for coefficient in others:
@@ -86,10 +86,11 @@ def exp64(x: float) -> float:
     r = (v - k * _LN2_HIGH) - k * _LN2_LOW
     p = 1.0 + (r + r * r * horner(_EXP[0], _EXP[1:], r))
 
-    half = np.int64(k) >> 1  # multiply by two factors, because 2**k itself may underflow
-    first = np.int64((half + 1023) << 52).view(np.float64)
-    second = np.int64((np.int64(k) - half + 1023) << 52).view(np.float64)
-    return p * first * second  # type: ignore[no-any-return]
+    # multiply by two powers of 2, because 2**k itself may underflow
+    half = np.int64(k) >> 1
+    first_power = np.int64((half + 1023) << 52).view(np.float64)
+    second_power = np.int64((np.int64(k) - half + 1023) << 52).view(np.float64)
+    return p * first_power * second_power  # type: ignore[no-any-return]
 
 
 @njit
@@ -132,8 +133,8 @@ def exp32(x: Any) -> Any:
     k = np.floor(v * _LOG2_E_32 + _HALF)
     r = (v - k * _LN2_HIGH_32) - k * _LN2_LOW_32
     p = _ONE + (r + r * r * horner(_EXP_32[0], _EXP_32[1:], r))
-    two_to_k = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
 
+    two_to_k = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
     return _ZERO if x < _LOWEST_32 else p * two_to_k
 
 
@@ -151,15 +152,15 @@ def replace_by_exp32(x: Real, size: int) -> None:
 def log_of_one_plus(z: float, f: float) -> float:
     """Return ``log(f)`` for ``f = 1 + z``, computed from both f and z to be accurate for all f.
 
-    z must be in [-1, 0], and f a normal number. log(f) loses digits if f is near 1, and log(1 + z)
-    if z is near -1. So this uses the series of log(1 + z) for z > -0.25, and otherwise writes f as
-    a power of 2 times a value near 1.
+    z must be in [-1, 0], and f a normal number. log(f) would lose digits if f is near 1, and
+    log(1 + z) if z is near -1. For z > -0.25, the result is a series of log(1 + z). Otherwise f is
+    written as a power of 2 times a value near 1, and the result is the sum of their logs.
     """
-    # f = 2**power * (1 + rest) with 1 + rest in [sqrt(1/2), sqrt(2))
+    # f = 2**power * (1 + fraction) with 1 + fraction in [sqrt(1/2), sqrt(2))
     bits = np.float64(f).view(np.int64) - np.int64(_BITS_OF_ROOT_HALF)
     power = np.float64(bits >> 52)
-    rest = np.int64((bits & _MANTISSA_MASK) + _BITS_OF_ROOT_HALF).view(np.float64) - 1.0
-    d = z if z > _MIN_SERIES_Z else rest
+    fraction = np.int64((bits & _MANTISSA_MASK) + _BITS_OF_ROOT_HALF).view(np.float64) - 1.0
+    d = z if z > _MIN_SERIES_Z else fraction
     k = 0.0 if z > _MIN_SERIES_Z else power
 
     # log(1 + d) = 2 artanh(d / (2 + d)), and the series of artanh has only odd powers

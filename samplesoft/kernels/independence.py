@@ -33,7 +33,8 @@ class MetropolisChain(NamedTuple):
     """The rejection probabilities of a chain, and the weights of averages, (n,) by increasing w."""
 
     order: IntArray  # classes by increasing w
-    log_rejection: FloatArray  # log lambda_s; -1e300 for log 0, so that 0 steps give lambda**0 = 1
+    # log lambda_s; -1e300 stands for log 0, so that 0 steps give lambda**0 = 1
+    log_rejection: FloatArray
     fraction: FloatArray  # p_s / P_s, the weight of position s
     fraction_below: FloatArray  # P_{s-1} / P_s, the weight of the positions below s
 
@@ -41,25 +42,29 @@ class MetropolisChain(NamedTuple):
 def make_chain(log_p: FloatArray, log_q: FloatArray) -> MetropolisChain:
     """Return the chain with target p and proposal q, given log p and log q (n,), both finite."""
     order: IntArray = np.argsort(log_p - log_q, kind="stable")
-
     columns = np.empty((3, len(order)))
-    q = np.exp(log_q[order])
-    # Sum from the end: 1 minus the sum up to s would cancel if one class has nearly all of q.
-    above = np.append(np.cumsum(q[::-1])[-2::-1], 0.0)
 
-    _write_chain_columns(log_p[order], log_q[order], np.cumsum(q), above, columns)
+    q = np.exp(log_q[order])
+    # Sum from the end, because 1 minus the sum up to s cancels if one class has nearly all of q.
+    q_above = np.append(np.cumsum(q[::-1])[-2::-1], 0.0)
+
+    _write_chain_columns(log_p[order], log_q[order], np.cumsum(q), q_above, columns)
     columns[0] = np.maximum.accumulate(columns[0])  # nearly equal values may decrease by rounding
     return MetropolisChain(order, *columns)
 
 
 @njit
 def _write_chain_columns(
-    log_p: FloatArray, log_q: FloatArray, below: FloatArray, above: FloatArray, columns: FloatArray
+    log_p: FloatArray,
+    log_q: FloatArray,
+    q_below: FloatArray,
+    q_above: FloatArray,
+    columns: FloatArray,
 ) -> None:
     """Write `log_rejection`, `fraction` and `fraction_below` of a chain to `columns` (3, n).
 
-    All arrays are sorted by increasing w. `below` (n,) are the sums of q up to s, and `above` (n,)
-    the sums of q after s.
+    All arrays are sorted by increasing w. `q_below` (n,) are the sums of q up to s, and `q_above`
+    (n,) the sums of q after s.
     """
     stay = 0.0
     accept = 1.0
@@ -71,11 +76,11 @@ def _write_chain_columns(
     for s in range(1, len(log_p)):
         fall = min((log_p[s - 1] - log_q[s - 1]) - (log_p[s] - log_q[s]), 0.0)
         ratio = math.exp(fall)
-        rest = -math.expm1(fall)
+        one_minus_ratio = -math.expm1(fall)
 
         # compute both lambda_s and 1 - lambda_s, because each loses digits when it is near 1
-        stay = stay * ratio + rest * below[s - 1]
-        accept = accept * ratio + rest * above[s - 1]
+        stay = stay * ratio + one_minus_ratio * q_below[s - 1]
+        accept = accept * ratio + one_minus_ratio * q_above[s - 1]
         columns[0, s] = math.log1p(-accept) if accept < 0.5 else max(np.log(stay), -1e300)
 
         rise = log_p[s] - log_mass
@@ -91,17 +96,17 @@ def after_steps(
     """Return the distribution of the chain's state, (n,) by class, after a number of steps.
 
     `start` (n,) is the distribution of the first state. Rounding never makes a probability
-    negative. If `centred` is True, `start` is the difference of two distributions, and so is the
-    result. Then ``gamma - 1`` replaces gamma, which preserves digits and changes nothing else.
+    negative. If `centred` is True, `start` and the result are differences of two distributions. The
+    formula then has ``gamma - 1`` instead of gamma: this is equal, because such a `start` sums to
+    0, and preserves digits.
     """
     order, log_rejection, fraction, fraction_below = chain
-
     sums = np.cumsum(start[order])
     result = np.empty(len(order))
     power = 1.0  # lambda_s^T
     factor = 0.0  # gamma(s) P_s or, if centred, (gamma(s) - 1) P_s
     mean = 0.0  # average of lambda^T over the positions after s
-    after = 0.0  # contribution of states that start after s
+    later_starts = 0.0  # contribution of the states that start after s
 
     for s in range(len(order) - 1, -1, -1):
         next_power = power
@@ -109,13 +114,12 @@ def after_steps(
         next_log_stay = 0.0 if s == len(order) - 1 else log_rejection[s + 1]
 
         if s < len(order) - 1:
-            after = fraction_below[s + 1] * (after + start[order[s + 1]] * factor)
+            later_starts = fraction_below[s + 1] * (later_starts + start[order[s + 1]] * factor)
             mean = fraction_below[s + 1] * mean + fraction[s + 1] * next_power
             factor *= fraction_below[s + 1]
 
         factor -= next_power * math.expm1(steps * (log_rejection[s] - next_log_stay))
         if centred:
             factor = mean - power
-
-        result[order[s]] = start[order[s]] * power + fraction[s] * (sums[s] * factor + after)
+        result[order[s]] = start[order[s]] * power + fraction[s] * (sums[s] * factor + later_starts)
     return result
