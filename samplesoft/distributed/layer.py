@@ -33,7 +33,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
     r"""A `SoftmaxLayer` with classes sharded over workers, each with an optimizer and a sampler.
 
     Use this class if one machine cannot hold the classes, or is too slow to draw and update them.
-    Otherwise a `SoftmaxLayer` is faster, because a step of this layer takes five round trips.
+    Otherwise use a `SoftmaxLayer`, which is faster: a step of this layer takes five round trips.
 
     Parameters
     ----------
@@ -138,15 +138,18 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
             )
 
         spec = SAMPLERS[as_choice("sampler", sampler, SHARDED)]
-        stored, all_rows = hasattr(class_embeddings, "part"), class_embeddings
-        if not stored:
+        all_rows = class_embeddings
+        is_stored = hasattr(class_embeddings, "part")  # the result of `read_shards`
+        if not is_stored:
             all_rows = cpu.shaped_rows(CLASS_VECTORS, class_embeddings)
-        (n, d), dtype, weights = all_rows.shape, all_rows.dtype, None
+        n, d = all_rows.shape
+        dtype = all_rows.dtype
 
         # one seed for all shards, because masses are comparable only for equal random features
         options["rng"] = rng if isinstance(rng, int) else int(stream_key(rng))
         inputs = SamplerInputs(counts=np.ones(1) if counts is None else counts, **options)
 
+        weights = None
         if spec.needs_counts:
             class_counts = as_counts("counts", as_array("counts", counts), n)
             weights = unigram_weights(class_counts, inputs.power)
@@ -160,16 +163,20 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
             )
 
         shards.bounds = np.linspace(0, n, shards.num + 1).astype(np.int64)
+
         # the vectors, two copies while they are sent, the optimizer states, the sampler's copies
         copies = 3 + len(optimizer._state_names) + 2 * spec.follows_vectors
         size = int(np.diff(shards.bounds).max()) * d * dtype.itemsize
         shards.require_memory(f"shards of {n:,} classes", copies * size)
 
-        for s, (lo, hi) in enumerate(shards.ranges):
-            rows, state = all_rows.part(lo, hi) if stored else (all_rows[lo:hi], None)
+        for s, (start, stop) in enumerate(shards.ranges):
+            if is_stored:
+                rows, state = all_rows.part(start, stop)
+            else:
+                rows = all_rows[start:stop]
+                state = None
             rows = cpu.float_rows(CLASS_VECTORS, np.asarray(rows))
-            shard_weights = None if weights is None else weights[lo:hi]
-
+            shard_weights = None if weights is None else weights[start:stop]
             shard_arguments = (
                 shard_weights,
                 loss,
@@ -180,11 +187,11 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
             )
             shards.make_shard(s, rows, state, *shard_arguments)
 
-        if stored:
+        if is_stored:
             shards.set_checkpoint_hint(all_rows.folder)
-
-        self.steps: int = all_rows.steps if stored else 0
-        self.shards, self.optimizer = shards, optimizer
+        self.steps: int = all_rows.steps if is_stored else 0
+        self.shards = shards
+        self.optimizer = optimizer
         self._sharded = ShardedRows(shards, (n, d), dtype)
         super().__init__(
             self._sharded,

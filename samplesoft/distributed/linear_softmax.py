@@ -28,7 +28,8 @@ class ShardedOptimizer:
     """
 
     def __init__(self, layer: ShardedSoftmaxLayer, name: str) -> None:
-        self._layer, self._name = layer, name
+        self._layer = layer
+        self._name = name
 
     @property
     def learning_rate(self) -> float:
@@ -62,9 +63,10 @@ class ShardedOptimizer:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state of the optimizer by name, as `Optimizer.state` does."""
-        layer, state = self._layer, self._layer.optimizer.state()
-
-        for name in layer.optimizer._state_names if layer.steps else ():
+        layer = self._layer
+        state = layer.optimizer.state()
+        state_names = layer.optimizer._state_names if layer.steps else ()
+        for name in state_names:
             state[f"{name}/{self._name}"] = layer.shards.concatenated_array(
                 f"{name}/{CLASS_VECTORS}"
             )
@@ -72,23 +74,22 @@ class ShardedOptimizer:
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
         """Restore a `state`, which may come from any number of shards or from none."""
-        layer, suffix = self._layer, f"/{self._name}"
-
+        layer = self._layer
+        suffix = f"/{self._name}"
         sharded_names = {name for name in state if name.endswith(suffix)}
         layer.optimizer.load_state({name: state[name] for name in state.keys() - sharded_names})
 
         shard_states = [
             {
-                name.removesuffix(suffix) + f"/{CLASS_VECTORS}": state[name][lo:hi]
+                name.removesuffix(suffix) + f"/{CLASS_VECTORS}": state[name][start:stop]
                 for name in sharded_names
             }
-            for lo, hi in layer.shards.ranges
+            for start, stop in layer.shards.ranges
         ]
-
         layer.shards.call_all(
-            "load_optimizer_state", [({"steps": state["steps"], **p},) for p in shard_states]
+            "load_optimizer_state",
+            [({"steps": state["steps"], **shard_state},) for shard_state in shard_states],
         )
-
         layer.steps = layer.optimizer.steps
 
 
@@ -106,22 +107,19 @@ def require_shardable(settings: LinearSoftmaxSettings) -> None:
         If the loss, the sampler or another setting does not support shards.
     """
     where = "for class vectors on workers"
-    loss, sampler = settings.loss, settings.sampler
-
+    loss = settings.loss
+    sampler = settings.sampler
     if settings.embedding_dim is None:
         raise ValueError(
             f"`embedding_dim` must be a number {where}, got None: those on the inputs "
             "themselves stay in memory."
         )
-
     if not LOSSES[loss].draws:
         choices = ", ".join(name for name, spec in LOSSES.items() if spec.shares_draws)
         raise ValueError(f"`loss` must be one of {choices} {where}, got {loss!r}.")
-
     if sampler not in SHARDED:
         choices = ", ".join(SHARDED)
         raise ValueError(f"`sampler` must be one of {choices} {where}, got {sampler!r}.")
-
     if settings.num_certain:
         raise ValueError(f"`num_certain` must be 0 {where}, got {settings.num_certain}.")
 

@@ -30,7 +30,9 @@ class ShardedRows(RemoteRows):
     """
 
     def __init__(self, shards: Shards, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-        self.shards, self.shape, self.dtype = shards, shape, dtype
+        self.shards = shards
+        self.shape = shape
+        self.dtype = dtype
         self.contexts_on_shards: Rows | None = None  # contexts that the sampler has already sent
         # the last batch that was scored, and the indices of labels and draws of each shard
         self._last_scored: tuple[Any, list[tuple[Any, Any]]] = None, []
@@ -41,7 +43,8 @@ class ShardedRows(RemoteRows):
 
     def take(self, ids: IntArray, axis: int = 0) -> Rows:
         """Return a copy of the rows with the indices `ids` (k,), shape (k, d)."""
-        shard_ids, rows = self.shard_index(ids), np.empty((len(ids), self.shape[1]), self.dtype)
+        shard_ids = self.shard_index(ids)
+        rows = np.empty((len(ids), self.shape[1]), self.dtype)
         offsets = self.shards.bounds
         arguments = [(ids[shard_ids == s] - offsets[s],) for s in range(self.shards.num)]
         for s, shard_rows in enumerate(self.shards.call_all("take", arguments)):
@@ -52,54 +55,46 @@ class ShardedRows(RemoteRows):
         """Return a copy of all rows (n, d), for a checkpoint."""
         return self.shards.concatenated_array(CLASS_VECTORS)
 
-    def __setitem__(self, every: Any, rows: Rows) -> None:
+    def __setitem__(self, all_rows: Any, rows: Rows) -> None:
         """Replace all rows on the shards by `rows` (n, d), for example from a checkpoint.
 
-        The index `every` is ignored: it must select all rows.
+        The index `all_rows` must select all rows, which is not checked.
         """
-        self.shards.call_all("write_rows", [(rows[lo:hi],) for lo, hi in self.shards.ranges])
+        arguments = [(rows[start:stop],) for start, stop in self.shards.ranges]
+        self.shards.call_all("write_rows", arguments)
 
     def scores(self, batch: Batch, ids: IntArray) -> tuple[Rows, Rows]:
         """Return the scores of labels (P,) and of draws (B, m), computed by the shards.
 
         `ids` are the classes drawn for each example, (B, m), or for all examples, (1, m).
         """
-        labels, draw_shards = batch.targets.labels, self.shard_index(ids)
-        example_ids, label_shards = (
-            batch.targets.rows(np.arange(len(batch.z))),
-            self.shard_index(labels),
-        )
+        labels = batch.targets.labels
+        example_ids = batch.targets.rows(np.arange(len(batch.z)))
+        draw_shards = self.shard_index(ids)
+        label_shards = self.shard_index(labels)
 
-        shared = len(ids) < len(batch.z)
-        positions: list[tuple[Any, Any]] = [
-            (label_shards == s, (slice(None), draw_shards[0] == s) if shared else draw_shards == s)
-            for s in range(self.shards.num)
-        ]
-        h, self.contexts_on_shards = (
-            None if self.contexts_on_shards is batch.contexts else batch.contexts,
-            None,
-        )
+        # do not send contexts again that the sampler has already sent
+        h = None if self.contexts_on_shards is batch.contexts else batch.contexts
+        self.contexts_on_shards = None
 
         arguments = []
-        for s, (lo, _) in enumerate(self.shards.ranges):
-            pairs, in_shard = label_shards == s, draw_shards == s
-            arguments.append(
-                (
-                    h,
-                    labels[pairs] - lo,
-                    example_ids[pairs],
-                    in_shard.sum(axis=1),
-                    ids[in_shard] - lo,
-                )
-            )
+        positions: list[tuple[Any, Any]] = []
+        is_shared = len(ids) < len(batch.z)
+        for s, (start, _) in enumerate(self.shards.ranges):
+            pairs = label_shards == s
+            in_shard = draw_shards == s
+            positions.append((pairs, (slice(None), in_shard[0]) if is_shared else in_shard))
+            draws_per_example = in_shard.sum(axis=1)
+            shard_labels = labels[pairs] - start
+            shard_draws = ids[in_shard] - start
+            arguments.append((h, shard_labels, example_ids[pairs], draws_per_example, shard_draws))
 
         label_scores = np.empty(len(labels), self.dtype)
         sampled_scores = np.empty((len(batch.z), ids.shape[1]), self.dtype)
 
-        for (pairs, draws), call in zip(
-            positions, self.shards.call_all("scores", arguments), strict=True
-        ):
-            label_scores[pairs], sampled_scores[draws] = call
+        answers = self.shards.call_all("scores", arguments)
+        for (pairs, draws), answer in zip(positions, answers, strict=True):
+            label_scores[pairs], sampled_scores[draws] = answer
 
         self._last_scored = batch, positions
         return label_scores, sampled_scores
@@ -118,8 +113,8 @@ class ShardedRows(RemoteRows):
             )
 
         arguments = [(d_labels[pairs], d_sampled[draws], weights) for pairs, draws in positions]
-        first, *others = self.shards.call_all("gradients", arguments)
-        total: Rows = sum(others, first)
+        first_gradient, *other_gradients = self.shards.call_all("gradients", arguments)
+        total: Rows = sum(other_gradients, first_gradient)
         return total
 
     def exponentials(self, batch: Batch, excluded: LabelPositions) -> tuple[Rows, FloatArray]:
@@ -127,10 +122,12 @@ class ShardedRows(RemoteRows):
 
         The labels of each example, which `excluded` holds, are left out.
         """
-        arguments = [(batch.z, *excluded.in_block(slice(*each))[1:]) for each in self.shards.ranges]
-        shard_max, shard_sums = map(
-            np.stack, zip(*self.shards.call_all("exponentials", arguments), strict=True)
-        )
+        arguments = [
+            (batch.z, *excluded.in_block(slice(start, stop))[1:])
+            for start, stop in self.shards.ranges
+        ]
+        answers = self.shards.call_all("exponentials", arguments)
+        shard_max, shard_sums = map(np.stack, zip(*answers, strict=True))
 
         max_scores = shard_max.max(axis=0)
         shift = np.where(max_scores == -np.inf, 0.0, max_scores)  # -inf if all classes are excluded
@@ -144,10 +141,10 @@ class ShardedRows(RemoteRows):
         Each shard returns its k best classes, which are merged. `leave_out` and `options` are as in
         `samplesoft.search.best_classes`.
         """
-        arguments = [
-            (z, k, {**options, "leave_out": None if leave_out is None else leave_out[:, lo:hi]})
-            for lo, hi in self.shards.ranges
-        ]
+        arguments = []
+        for start, stop in self.shards.ranges:
+            shard_leave_out = None if leave_out is None else leave_out[:, start:stop]
+            arguments.append((z, k, {**options, "leave_out": shard_leave_out}))
 
         lists = self.shards.call_all("best", arguments)
         offsets = self.shards.bounds
@@ -175,7 +172,8 @@ class ShardedSampler(Sampler):
     def __init__(self, rows: ShardedRows, follows: bool) -> None:
         n, d = rows.shape
         super().__init__(n, d if follows else None, rows.dtype if follows else None)
-        self._rows, self._shards = rows, rows.shards
+        self._rows = rows
+        self._shards = rows.shards
 
     def _shard_log_probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the log-probabilities (R, S) of S shards for contexts `h` (R, d).
@@ -185,40 +183,44 @@ class ShardedSampler(Sampler):
         """
         contexts = h if self.dim is not None else h[:, :0]
         excluded_by_shard = [
-            np.where((lo <= exclude) & (exclude < hi), exclude - lo, NO_CLASS)
-            for lo, hi in self._shards.ranges
+            np.where((start <= exclude) & (exclude < stop), exclude - start, NO_CLASS)
+            for start, stop in self._shards.ranges
         ]
-        arguments = [(contexts, excluded) for excluded in excluded_by_shard]
 
+        arguments = [(contexts, excluded) for excluded in excluded_by_shard]
         self._rows.contexts_on_shards = contexts
         masses = np.stack(self._shards.call_all("log_masses", arguments), axis=1)
         shard_log_probs: FloatArray = masses - np.logaddexp.reduce(masses, axis=1, keepdims=True)
         return shard_log_probs
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        shard_log_probs, num = self._shard_log_probs(h, exclude), self._shards.num
+        shard_log_probs = self._shard_log_probs(h, exclude)
+        num_shards = self._shards.num
         cdf = np.cumsum(np.exp(shard_log_probs), axis=1)
-        cdf /= cdf[:, -1:]  # the last value is then exactly 1, above all uniform values
-
-        u = uniform_block(np.uint64(mix64(key, np.uint64(num))), len(h), m)
+        cdf /= cdf[:, -1:]  # makes the last value exactly 1, above all uniform values
+        u = uniform_block(np.uint64(mix64(key, np.uint64(num_shards))), len(h), m)
         shard_ids = (u[:, :, None] >= cdf[:, None, :-1]).sum(axis=2)
 
         # one shard uses the unchanged key, so that an unsharded sampler draws the same classes
-        keys = [np.uint64(mix64(key, np.uint64(s))) for s in range(num)] if num > 1 else [key]
-        arguments = [((shard_ids == s).sum(axis=1), keys[s]) for s in range(num)]
-        ids, log_q = (
-            np.empty((len(h), m), np.int64),
-            np.take_along_axis(shard_log_probs, shard_ids, 1),
-        )
+        keys = [key]
+        if num_shards > 1:
+            keys = [np.uint64(mix64(key, np.uint64(s))) for s in range(num_shards)]
+        arguments = [((shard_ids == s).sum(axis=1), keys[s]) for s in range(num_shards)]
 
+        ids = np.empty((len(h), m), np.int64)
+        log_q = np.take_along_axis(shard_log_probs, shard_ids, 1)
         for s, (drawn, logs) in enumerate(self._shards.call_all("draw", arguments)):
             ids[shard_ids == s] = drawn + self._shards.bounds[s]
             log_q[shard_ids == s] += logs
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        shard_log_probs, shard_ids = self._shard_log_probs(h, exclude), self._rows.shard_index(ids)
-        arguments = [(np.clip(ids - lo, 0, hi - lo - 1),) for lo, hi in self._shards.ranges]
+        shard_log_probs = self._shard_log_probs(h, exclude)
+        shard_ids = self._rows.shard_index(ids)
+        # a shard also gets the classes of other shards, as valid classes whose results are ignored
+        arguments = [
+            (np.clip(ids - start, 0, stop - start - 1),) for start, stop in self._shards.ranges
+        ]
 
         log_q = np.take_along_axis(shard_log_probs, shard_ids, 1)
         for s, logs in enumerate(self._shards.call_all("log_probs", arguments)):

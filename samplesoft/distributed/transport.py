@@ -17,7 +17,7 @@ from samplesoft._validation import IntArray, require_instance
 from samplesoft.distributed.worker import Shard
 from samplesoft.samplers.base import Rows
 
-_TIMEOUT_SECONDS = 2.0  # after this time without an answer, check that the worker is alive
+_TIMEOUT_SECONDS = 2.0  # time without an answer after which to check the worker
 
 
 class Shards:
@@ -41,13 +41,15 @@ class Shards:
     def __init__(self, num: int) -> None:
         self.num = num
         self.bounds: IntArray = np.zeros(num + 1, np.int64)
-        self.round_trips = self.bytes_sent = self.bytes_received = 0
+        self.round_trips = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
         self.recovery_hint = "there is no checkpoint: start again, and write some with write_shards"
         self._shards: list[Any] = []
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The range of classes of each shard, as pairs (first, end) with the end excluded."""
+        """The range of classes of each shard, as pairs (start, stop) with `stop` excluded."""
         return list(pairwise(self.bounds.tolist()))
 
     def require_memory(self, what: str, needed: int) -> None:
@@ -62,8 +64,8 @@ class Shards:
 
         ``arguments[k]`` is the tuple of arguments for shard ``first + k``.
         """
-        pending = [self._submit_call(s, method, each) for s, each in enumerate(arguments, first)]
-        answers = [self._wait_for_result(s, each) for s, each in enumerate(pending, first)]
+        calls = [self._submit_call(s, method, each) for s, each in enumerate(arguments, first)]
+        answers = [self._wait_for_result(s, call) for s, call in enumerate(calls, first)]
         self.round_trips += 1
         self.bytes_sent += _num_array_bytes(arguments)
         self.bytes_received += _num_array_bytes(answers)
@@ -79,8 +81,8 @@ class Shards:
 
     def lost_worker_error(self, s: int, why: object) -> RuntimeError:
         """Return the error to raise if the worker of shard s is lost, for the reason `why`."""
-        lo, hi = self.ranges[s]
-        what = f"the worker of classes {lo} to {hi - 1} was lost ({why})"
+        start, stop = self.ranges[s]
+        what = f"the worker of classes {start} to {stop - 1} was lost ({why})"
         return RuntimeError(f"{what}; {self.recovery_hint}.")
 
     def set_checkpoint_hint(self, folder: str) -> None:
@@ -117,7 +119,6 @@ class DaskShards(Shards):
         require_same_versions(client, "workers")
 
         self._client = client
-
         # errors of a lost worker; the last two occur while its shard is made
         self._lost_worker_errors = (OSError, RuntimeError, CancelledError, distributed.KilledWorker)
 
@@ -145,7 +146,6 @@ class DaskShards(Shards):
         The rows are sent to the worker directly, not through the scheduler.
         """
         on_worker: dict[str, Any] = {"workers": [self._workers[s]]}
-
         remote_rows = self._client.scatter(rows, direct=True, hash=False, **on_worker)
         arguments = (*arguments, self._worker_infos[s]["nthreads"])
         actor = self._client.submit(
@@ -169,8 +169,6 @@ class DaskShards(Shards):
             except OSError as error:
                 # After a timeout, check that the cluster still has the worker, because an actor of
                 # a lost worker never answers.
-                if (
-                    not isinstance(error, TimeoutError)
-                    or self._workers[s] not in self._client.nthreads()
-                ):
+                is_timeout = isinstance(error, TimeoutError)
+                if not is_timeout or self._workers[s] not in self._client.nthreads():
                     raise self.lost_worker_error(s, error) from None

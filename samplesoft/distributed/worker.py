@@ -70,21 +70,20 @@ class Shard(SoftmaxLayer):
         update_every: int,
         threads: int | None = None,
     ) -> None:
-        self._threads, self._optimizer = threads, deepcopy(optimizer)
+        self._threads = threads
+        self._optimizer = deepcopy(optimizer)
         if state is not None:
             self._optimizer.load_state(state)
-
         self._gradient: SparseRows | None = None
+
         shard_sampler: Sampler = UniformSampler(len(rows))
         if weights is not None:
             shard_sampler = WeightedSampler(weights)
-
         elif SAMPLERS[sampler].follows_vectors:
             self._use_threads()
             sampler_rows = unit_rows(CLASS_VECTORS, rows.copy())[0] if loss.normalize else rows
-            shard_sampler = make_sampler(
-                sampler, SamplerInputs(sampler_rows, tau=loss.tau, **options)
-            )
+            inputs = SamplerInputs(sampler_rows, tau=loss.tau, **options)
+            shard_sampler = make_sampler(sampler, inputs)
 
         super().__init__(
             rows, loss, shard_sampler, loss.properties.min_draws, update_every=update_every
@@ -108,7 +107,8 @@ class Shard(SoftmaxLayer):
         """
         if self.sampler.dim is not None:
             h = self.sampler._checked_contexts(h)
-        self._contexts, self._excluded = h, exclude
+        self._contexts = h
+        self._excluded = exclude
         return self.sampler._log_total_weight(h, exclude)
 
     def draw(self, counts: IntArray, key: np.uint64) -> tuple[IntArray, FloatArray]:
@@ -118,12 +118,12 @@ class Shard(SoftmaxLayer):
         `log_masses`.
         """
         is_draw = np.arange(counts.max()) < counts[:, None]
+        ids = np.zeros(is_draw.shape, np.int64)
+        log_q = np.zeros(is_draw.shape)
 
-        ids, log_q = np.zeros(is_draw.shape, np.int64), np.zeros(is_draw.shape)
-
-        # Group contexts by similar counts, so that few draws are discarded. The groups are 1 draw,
-        # 2 draws, 3 to 4, 5 to 8, and so on. Each group has a separate random stream; the first
-        # one is the stream of an unsharded sampler.
+        # All contexts of a group get the largest count of the group, and additional draws are
+        # discarded. The groups are 1 draw, 2 draws, 3 to 4, 5 to 8, and so on. Each group has a
+        # separate random stream; the first group has the stream of an unsharded sampler.
         octaves = np.frexp(counts - 1)[1]
         for stream_index, octave in enumerate(np.unique(octaves[counts > 0])):
             contexts = np.flatnonzero((octaves == octave) & (counts > 0))
@@ -132,7 +132,8 @@ class Shard(SoftmaxLayer):
             drawn = self.sampler._sample(
                 self._contexts[contexts], m, self._excluded[contexts], stream
             )
-            ids[contexts, :m], log_q[contexts, :m] = drawn.ids, drawn.log_q
+            ids[contexts, :m] = drawn.ids
+            log_q[contexts, :m] = drawn.log_q
 
         return ids[is_draw], log_q[is_draw]
 
@@ -175,10 +176,9 @@ class Shard(SoftmaxLayer):
             self._last_batch, padded_ids, no_counts, self.loss.normalize
         )
 
-        return (
-            scores.label_scores,
-            scores.sampled_scores if scores.shared else scores.sampled_scores[self._is_draw],
-        )
+        if scores.shared:
+            return scores.label_scores, scores.sampled_scores
+        return scores.label_scores, scores.sampled_scores[self._is_draw]
 
     def gradients(self, d_labels: Rows, d_sampled: Rows, weights: FloatArray) -> Rows:
         """Return the gradient (B, d) with respect to ``tau * h``, for the batch of `scores`.
@@ -188,9 +188,9 @@ class Shard(SoftmaxLayer):
         vectors is kept for `step`.
         """
         if not self._last_scores.shared:
-            flat, d_sampled = d_sampled, np.zeros(self._is_draw.shape, d_sampled.dtype)
-            d_sampled[self._is_draw] = flat
-
+            matrix = np.zeros(self._is_draw.shape, d_sampled.dtype)
+            matrix[self._is_draw] = d_sampled
+            d_sampled = matrix
         d_sampled = np.ascontiguousarray(d_sampled)
         gradients = score_gradients(
             self._last_batch, self._last_scores, d_labels, d_sampled, weights
@@ -208,7 +208,8 @@ class Shard(SoftmaxLayer):
         if self._optimizer.steps != steps:
             return False
 
-        gradient, self._gradient = self._gradient, None
+        gradient = self._gradient
+        self._gradient = None
         if gradient is None:
             raise ValueError("`update` must follow `backward`, which has not been called; call it.")
 

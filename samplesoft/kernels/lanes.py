@@ -3,13 +3,16 @@
 A warp is a group of threads of a GPU, its lanes, that run in parallel. A kernel for both devices
 loops over ``range(lane(), size, num_lanes())``. On the CPU there is one lane, and the compiler sees
 a plain loop. `compile_for_device` of ``lanes_cuda`` compiles the same kernel for the lanes of a
-warp. Such a kernel must call `sync_lanes` before it reads values that other lanes have written. All
-lanes must take the same branches. Several lanes may write the same value to one address, which must
-then not be read before `sync_lanes`.
+warp.
 
-A kernel loops over examples, draws or rows by ``range(worker(), num, num_workers())``. On the CPU
-one worker processes all items. On a GPU each warp is a worker, and processes one item. A worker
-uses the row of a workspace that has the worker's index.
+Such a kernel must call `sync_lanes` before it reads values that other lanes have written. All lanes
+must take the same branches. Several lanes may write the same value to one address, which must then
+not be read before `sync_lanes`.
+
+A kernel loops over its items, such as examples, draws or rows, by
+``range(worker(), num_items, num_workers())``. On the CPU one worker processes all items. On a GPU
+each warp is a worker, and processes one item. If a kernel needs a workspace, each worker uses the
+row with the worker's index.
 """
 
 from __future__ import annotations

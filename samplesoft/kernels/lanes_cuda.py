@@ -49,13 +49,14 @@ def compile_for_device(function: Callable[..., Any]) -> Any:
     """
     if function in _REPLACED:
         return _REPLACED[function]
-    body: Any = getattr(function, "py_func", function)
 
+    body: Any = getattr(function, "py_func", function)
     # copy the globals, because the CPU function must still call CPU functions
     names = dict(body.__globals__)
     for name in body.__code__.co_names:
         if _is_samplesoft_cpu_function(names.get(name)):
             names[name] = compile_for_device(names[name])
+
     return device_function(FunctionType(body.__code__, names, body.__name__, body.__defaults__))
 
 
@@ -66,12 +67,12 @@ def _is_samplesoft_cpu_function(value: Any) -> bool:
     return isinstance(value, CPUDispatcher)
 
 
-def run_on_warps(function: Callable[..., None], num: int, *arguments: Any) -> None:
-    """Run a CPU function on the device, with one warp for each of `num` tasks.
+def run_on_warps(function: Callable[..., None], num_items: int, *arguments: Any) -> None:
+    """Run a CPU function on the device, with one warp for each of `num_items` items.
 
-    The function divides the tasks among workers, which are warps: see `samplesoft.kernels.lanes`.
+    The function divides the items among workers, which are warps: see `samplesoft.kernels.lanes`.
     """
-    launch_warps(_warp_kernel(function), num, arguments)
+    launch_warps(_warp_kernel(function), num_items, arguments)
 
 
 @cache
@@ -97,7 +98,7 @@ replaces(lanes.max_of_lanes)(warp_max)
 @replaces(lanes.num_workers)
 @device_function
 def num_workers() -> int:
-    """Return more than the number of warps in any launch, so that each warp takes one task."""
+    """Return more than the number of warps in any launch, so that each warp takes one item."""
     return 1 << 40
 
 
@@ -109,7 +110,7 @@ def prefetch_row(array: Any, row: int) -> None:
 
 @replaces(rows.prefetch)
 @device_function
-def prefetch(array: Any, row: int, first: int, last: int) -> None:
+def prefetch(array: Any, row: int, start: int, stop: int) -> None:
     """Do nothing, for the same reason as `prefetch_row`."""
 
 
@@ -141,18 +142,18 @@ def warp_row_dot(matrix: Any, i: int, queries: Any, b: int) -> float:
 @replaces(products.products)
 @device_function
 def warp_products(
-    matrix: Any, first: int, last: int, queries: Any, b: int, c: int, out: Any, row: int
+    matrix: Any, start: int, stop: int, queries: Any, b: int, c: int, out: Any, row: int
 ) -> None:
-    """Write inner products of rows [first, last) with row b of `queries` to ``out[row]``.
+    """Write inner products of rows [start, stop) with row b of `queries` to ``out[row]``.
 
-    This is `products.products` without the query c, which is ignored. The lane ``k % WARP_SIZE``
-    writes entry k of ``out[row]``, and reads it later.
+    This replaces `products.products`, and ignores the second query c. Entry k of ``out[row]`` is
+    written by the lane ``k % WARP_SIZE``, which also reads it later.
     """
     # neighbouring lanes read neighbouring entries of a row, which is fast
-    for i in range(first, last):
+    for i in range(start, stop):
         product = warp_dot(matrix[i], queries[b])
-        if (i - first) % WARP_SIZE == lane():
-            out[row, i - first] = product
+        if (i - start) % WARP_SIZE == lane():
+            out[row, i - start] = product
 
 
 @replaces(weights.exp_weights)
@@ -162,8 +163,9 @@ def warp_exp_weights(
 ) -> tuple[float, float]:
     """Write the weights ``exp(logit - max_logit)`` of a row of logits, as `weights.exp_weights`.
 
-    Each lane must itself have written the logits with its indices, c with
-    ``c % WARP_SIZE == lane()``. Returns the sum of the weights, and `max_logit`.
+    Lane l must itself have written the logits at the indices c with ``c % WARP_SIZE == l``, because
+    the lanes do not synchronise before they read them. Returns the sum of the weights, and
+    `max_logit`.
     """
     # each lane reads the same entries in both passes, so that the lanes synchronise only twice
     max_logit = -math.inf

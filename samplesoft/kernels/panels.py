@@ -18,30 +18,31 @@ from numpy.typing import NDArray
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 
-DEGREE = 16  # number of nodes of a panel, and of polynomials, of degrees 0 to 15
-WIDTH = 0.75  # width of a panel in log r; the interpolation error is below 1e-14
+DEGREE = 16  # nodes of a panel, and polynomials, of degrees 0 to 15
+WIDTH = 0.75  # of a panel in log r; the interpolation error is below 1e-14
 
 
 @njit
 def place(
-    t: FloatArray, width: float, first: int, count: int
+    t: FloatArray, width: float, first_panel: int, num_panels: int
 ) -> tuple[NDArray[np.int32], FloatArray]:
     """Return the panel of each value of `t` (n,), and its position in the panel, both (n,).
 
-    Panel i, from 0 to ``count - 1``, is the interval ``[first + i, first + i + 1) * width``.
-    Positions are in [-1, 1]. Values outside all panels are moved to the nearest end.
+    Panel i, from 0 to ``num_panels - 1``, is the interval from ``(first_panel + i) * width`` to
+    ``(first_panel + i + 1) * width``. Positions are in [-1, 1]. Values outside all panels are moved
+    to the nearest end.
     """
     panel = np.empty(len(t), np.int32)
     s = np.empty(len(t))
 
     for j in range(len(t)):
-        index = np.floor(t[j] / width) - first
+        index = np.floor(t[j] / width) - first_panel
         # not min and max, which branch to check for NaN
         index = 0.0 if index < 0.0 else index
-        index = count - 1.0 if index > count - 1.0 else index
+        index = num_panels - 1.0 if index > num_panels - 1.0 else index
         panel[j] = np.int32(index)  # int64 would not be vectorised
 
-        position = 2.0 * (t[j] / width - (first + index)) - 1.0
+        position = 2.0 * (t[j] / width - (first_panel + index)) - 1.0
         position = -1.0 if position < -1.0 else position
         s[j] = 1.0 if position > 1.0 else position
     return panel, s
@@ -67,18 +68,18 @@ def _write_chebyshev_polynomials(s: float, out: FloatArray) -> None:
 def add_moments(panel: IntArray, s: FloatArray, weights: FloatArray, moments: FloatArray) -> None:
     """Add the Chebyshev moments of n weighted classes to `moments` (panels, k, DEGREE), eq. (B22).
 
-    Moment i of a panel is the sum, over its classes, of the weight of the class times polynomial i
-    at its position. `panel` and `s` (n,) are the results of `place`. `weights` (k, n) has one row
-    for each of k sums.
+    Moment i of a panel is a sum over the classes in the panel: the weight of the class times
+    polynomial i at the position of the class. `panel` and `s` (n,) are the results of `place`.
+    `weights` (k, n) has one row for each of k sums.
     """
     values = np.empty(DEGREE)
     for j in range(len(s)):
         _write_chebyshev_polynomials(s[j], values)
-        of_panel = moments[panel[j]]
+        panel_moments = moments[panel[j]]
         for k in range(len(weights)):
             weight = weights[k, j]
             for i in range(DEGREE):
-                of_panel[k, i] += weight * values[i]
+                panel_moments[k, i] += weight * values[i]
 
 
 @njit
@@ -90,7 +91,6 @@ def evaluate(panel: IntArray, s: FloatArray, coefficients: FloatArray) -> FloatA
     """
     values = np.empty(DEGREE)
     out = np.empty((coefficients.shape[1], len(s)))
-
     for j in range(len(s)):
         _write_chebyshev_polynomials(s[j], values)
         for k in range(len(out)):
@@ -100,6 +100,7 @@ def evaluate(panel: IntArray, s: FloatArray, coefficients: FloatArray) -> FloatA
                 even += c[i] * values[i]
                 odd += c[i + 1] * values[i + 1]
             out[k, j] = even + odd
+
     return out
 
 
@@ -137,8 +138,8 @@ def class_weights(
 @cache
 def node_positions(degree: int = DEGREE) -> FloatArray:
     """Return the Chebyshev nodes (degree,), in (0, 1) and decreasing."""
-    places: FloatArray = 0.5 * (1.0 + np.cos((np.arange(degree) + 0.5) * (np.pi / degree)))
-    return places
+    positions: FloatArray = 0.5 * (1.0 + np.cos((np.arange(degree) + 0.5) * (np.pi / degree)))
+    return positions
 
 
 @cache

@@ -25,8 +25,8 @@ if COMPILES:
 
 Real = NDArray[Any]  # float32 or float64
 _EIGHT = 8
-# Multiplications of a matrix product up to which OpenBLAS uses one thread on a CPU with AVX-512; on
-# other CPUs the limit is a quarter of this.
+# OpenBLAS uses one thread for a matrix product of at most this many multiplications, on a CPU with
+# AVX-512. On other CPUs the limit is a quarter of this.
 MAX_SINGLE_THREADED_WORK = 1_000_000
 _MIN_THREADED_WORK = 1 << 25  # multiplications from which BLAS threads save more than they cost
 
@@ -61,74 +61,77 @@ def product(a: Real, b: Real, out: Any = None) -> Any:
     return result
 
 
-def round_up_to_8(num: int) -> int:
-    """Return `num` rounded up to a multiple of 8.
+def round_up_to_8(num_rows: int) -> int:
+    """Return `num_rows` rounded up to a multiple of 8.
 
-    `products` writes this number of values for `num` rows.
+    `products` writes this number of values for `num_rows` rows.
     """
-    return -(-num // _EIGHT) * _EIGHT
+    return -(-num_rows // _EIGHT) * _EIGHT
 
 
 @njit_bare
 def products(
-    matrix: Real, first: int, last: int, queries: Real, b: int, c: int, out: Real, row: int
+    matrix: Real, start: int, stop: int, queries: Real, b: int, c: int, out: Real, row: int
 ) -> None:
-    """Write the inner products of rows [first, last) of a matrix with row b of `queries` to `out`.
+    """Write the inner products of rows [start, stop) of a matrix with row b of `queries` to `out`.
 
-    They are written to ``out[row, :last - first]``, in the dtype of `out`. Up to 7 further entries
+    They are written to ``out[row, :stop - start]``, in the dtype of `out`. Up to 7 further entries
     are overwritten, because eight rows are processed at a time. If c >= 0, the products with row c
     of `queries` are written to the next row of `out`, and the matrix is read only once. Queries
     longer than the rows of the matrix are truncated.
     """
     whole = matrix.shape[1] // _EIGHT * _EIGHT
-    for i in range(first, last, _EIGHT):
+    for i in range(start, stop, _EIGHT):
         if c < 0:
-            _products_with_one_query(matrix, i, last, queries, b, b, out, row, i - first)
+            _products_with_one_query(matrix, i, stop, queries, b, b, out, row, i - start)
         else:
-            _products_with_two_queries(matrix, i, last, queries, b, c, out, row, i - first)
+            _products_with_two_queries(matrix, i, stop, queries, b, c, out, row, i - start)
 
+    # the remaining features, fewer than eight
     for f in range(whole, matrix.shape[1]):
-        for i in range(first, last):
-            out[row, i - first] += matrix[i, f] * queries[b, f]
+        for i in range(start, stop):
+            out[row, i - start] += matrix[i, f] * queries[b, f]
             if c >= 0:
-                out[row + 1, i - first] += matrix[i, f] * queries[c, f]
+                out[row + 1, i - start] += matrix[i, f] * queries[c, f]
 
 
 def _plain_products_of_eight(
-    matrix: Real, i: int, last: int, queries: Real, b: int, c: int, out: Real, row: int, at: int
+    matrix: Real, i: int, stop: int, queries: Real, b: int, c: int, out: Real, row: int, column: int
 ) -> None:
-    """Write products of eight rows from row i on with query b to ``out[row, at:at + 8]``.
+    """Write products of rows [i, i + 8) with query b to ``out[row, column : column + 8]``.
 
-    Only features up to a multiple of 8 are used, and the caller adds the others. Row `last` - 1
-    replaces rows after it. If c differs from b, the products with query c are written to the next
-    row of `out`.
+    For rows from `stop` on, the products of row ``stop - 1`` are written. Only features up to a
+    multiple of 8 are used, and the caller adds the others. If c differs from b, the products with
+    query c are written to the next row of `out`.
     """
-    rows = matrix[np.minimum(np.arange(i, i + _EIGHT), last - 1)]
+    rows = matrix[np.minimum(np.arange(i, i + _EIGHT), stop - 1)]
     whole = rows.shape[1] // _EIGHT * _EIGHT
-    out[row, at : at + _EIGHT] = rows[:, :whole] @ queries[b, :whole]
+    out[row, column : column + _EIGHT] = rows[:, :whole] @ queries[b, :whole]
     if c != b:
-        out[row + 1, at : at + _EIGHT] = rows[:, :whole] @ queries[c, :whole]
+        out[row + 1, column : column + _EIGHT] = rows[:, :whole] @ queries[c, :whole]
 
 
-def _simd_intrinsic(num: int) -> Any:
+def _simd_intrinsic(num_queries: int) -> Any:
     """Return a Numba intrinsic that computes `_plain_products_of_eight` with vector instructions.
 
-    It serves one query, b, if `num` is 1, and two queries, b and c, if `num` is 2.
+    It computes products with the query b if `num_queries` is 1, and with b and c if it is 2.
     """
     return intrinsic(
-        lambda _, matrix, i, last, queries, b, c, out, row, at: (
-            types.void(matrix, i, last, queries, b, c, out, row, at),
-            partial(_generate_simd_code, num),
+        lambda _, matrix, i, stop, queries, b, c, out, row, column: (
+            types.void(matrix, i, stop, queries, b, c, out, row, column),
+            partial(_generate_simd_code, num_queries),
         )
     )
 
 
-def _generate_simd_code(num: int, context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    """Generate the LLVM code of `_simd_intrinsic` for `num` queries, 1 or 2."""
+def _generate_simd_code(
+    num_queries: int, context: Any, builder: Any, signature: Any, values: Any
+) -> Any:
+    """Generate the LLVM code of `_simd_intrinsic` for 1 or 2 queries."""
     kinds = signature.args
     word = context.get_value_type(types.intp)
     vector = ir.VectorType(context.get_value_type(kinds[0].dtype), _EIGHT)
-    matrix, i, last, queries, b, c, out, row, at = (
+    matrix, i, stop, queries, b, c, out, row, column = (
         context.make_array(kind)(context, builder, value)
         if isinstance(kind, types.Array)
         else context.cast(builder, value, kind, types.intp)
@@ -148,45 +151,44 @@ def _generate_simd_code(num: int, context: Any, builder: Any, signature: Any, va
         return ir.Constant(ir.VectorType(ir.IntType(32), _EIGHT), indices)
 
     align = kinds[0].dtype.bitwidth // 8
-    end = builder.sub(last, integer_constant(1))
-    nexts = [builder.add(i, integer_constant(r)) for r in range(_EIGHT)]
-    rows = [builder.select(builder.icmp_signed("<", r, end), r, end) for r in nexts]
+    last_row = builder.sub(stop, integer_constant(1))
+    next_rows = [builder.add(i, integer_constant(r)) for r in range(_EIGHT)]
+    rows = [builder.select(builder.icmp_signed("<", r, last_row), r, last_row) for r in next_rows]
     zeros = ir.Constant(vector, [0.0] * _EIGHT)
-    sums = [[_cgutils.alloca_once_value(builder, zeros) for _ in rows] for _ in range(num)]
+    sums = [[_cgutils.alloca_once_value(builder, zeros) for _ in rows] for _ in range(num_queries)]
 
     whole = builder.and_(_cgutils.unpack_tuple(builder, matrix.shape)[1], integer_constant(-_EIGHT))
     fused = ("contract",)  # allows fused multiply-add
-
     with _cgutils.for_range_slice(
         builder, integer_constant(0), whole, integer_constant(_EIGHT), word
     ) as (f, _):
         xs = [
             builder.load(pointer_to_eight(kinds[3], queries, q, f), align=align)
-            for q in (b, c)[:num]
+            for q in (b, c)[:num_queries]
         ]
         for r, index in enumerate(rows):
-            numbers = builder.load(pointer_to_eight(kinds[0], matrix, index, f), align=align)
+            row_entries = builder.load(pointer_to_eight(kinds[0], matrix, index, f), align=align)
             for x, totals in zip(xs, sums, strict=True):
-                product = builder.fmul(numbers, x, flags=fused)
+                product = builder.fmul(row_entries, x, flags=fused)
                 builder.store(
                     builder.fadd(builder.load(totals[r]), product, flags=fused), totals[r]
                 )
 
     for q, totals in enumerate(sums):
         partial_sums = [builder.load(total) for total in totals]
-
         # add adjacent entries of pairs of vectors, until one vector has the sums of the eight rows
         for halves in _PAIRWISE_SHUFFLES:
             partial_sums = [
                 builder.fadd(*(builder.shuffle_vector(x, y, shuffle_mask(half)) for half in halves))
                 for x, y in zip(partial_sums[::2], partial_sums[1::2], strict=True)
             ]
-        target = pointer_to_eight(kinds[6], out, builder.add(row, integer_constant(q)), at)
+
+        target = pointer_to_eight(kinds[6], out, builder.add(row, integer_constant(q)), column)
         sum_type = target.type.pointee
-        converted = (
-            partial_sums[0] if sum_type == vector else builder.fpext(partial_sums[0], sum_type)
-        )
-        builder.store(converted, target, align=kinds[6].dtype.bitwidth // 8)
+        eight_sums = partial_sums[0]
+        if sum_type != vector:
+            eight_sums = builder.fpext(eight_sums, sum_type)
+        builder.store(eight_sums, target, align=kinds[6].dtype.bitwidth // 8)
     return context.get_dummy_value()
 
 
@@ -196,8 +198,8 @@ def _generate_simd_code(num: int, context: Any, builder: Any, signature: Any, va
 _EVEN_AND_ODD_IN_FOURS = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]
 _LOW_AND_HIGH_FOURS = [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]
 _PAIRWISE_SHUFFLES = _EVEN_AND_ODD_IN_FOURS, _EVEN_AND_ODD_IN_FOURS, _LOW_AND_HIGH_FOURS
-_products_with_one_query, _products_with_two_queries = (
-    map(_simd_intrinsic, (1, 2))
-    if COMPILES
-    else (_plain_products_of_eight, _plain_products_of_eight)
-)
+_products_with_one_query: Any = _plain_products_of_eight
+_products_with_two_queries: Any = _plain_products_of_eight
+if COMPILES:
+    _products_with_one_query = _simd_intrinsic(1)
+    _products_with_two_queries = _simd_intrinsic(2)

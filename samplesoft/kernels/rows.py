@@ -88,6 +88,7 @@ def divide_by_norms(rows: Real, norms: FloatArray) -> None:
             for i in range(lane(), len(row), num_lanes()):
                 max_abs = max(max_abs, abs(row[i]))
             max_abs = max_of_lanes(max_abs)
+
             if max_abs > 0.0 and max_abs < math.inf:
                 exponent = -math.floor(math.log2(max_abs))
                 scale = 2.0 ** (0.5 * exponent)  # applied twice, because 2**1074 is infinite
@@ -122,12 +123,12 @@ def unit_gradient(d_unit: Real, unit: Real, norms: FloatArray) -> None:
     """
     for r in range(worker(), len(unit), num_workers()):
         # the component along u, which must vanish because u does not depend on the norm of x
-        along = _row_inner_product(unit, d_unit, r)
+        component = _row_inner_product(unit, d_unit, r)
         for i in range(lane(), unit.shape[1], num_lanes()):
             if norms[r] == 0.0:
                 d_unit[r, i] = 0.0
             else:
-                d_unit[r, i] = (d_unit[r, i] - along * unit[r, i]) / norms[r]
+                d_unit[r, i] = (d_unit[r, i] - component * unit[r, i]) / norms[r]
 
 
 @njit
@@ -147,7 +148,7 @@ def largest_in_rows(rows: Real, largest: Real) -> None:
         largest[i] = max_of_lanes(max_abs)
 
 
-_PREFETCH_ROWS = 4  # a row is prefetched this many rows before it is used
+_PREFETCH_ROWS = 4  # number of rows between the prefetch and the use of a row
 
 
 # A loop: for `into[:] = row`, Numba takes two seconds to compile the error of unequal lengths.
@@ -181,6 +182,7 @@ def weighted_rows(
         for k in range(offsets[g], offsets[g + 1]):
             if k + _PREFETCH_ROWS < offsets[g + 1]:
                 prefetch_row(matrix, rows[k + _PREFETCH_ROWS])
+
             row = matrix[rows[k]]
             factor = values[k]
             for i in range(len(total)):
@@ -188,7 +190,7 @@ def weighted_rows(
 
 
 _CACHE_LINE_BYTES = 64
-CACHE = 1 << 23  # bytes; smaller arrays are in the cache, so that prefetching gains nothing
+CACHE = 1 << 23  # bytes; smaller arrays stay in the cache and need no prefetch
 
 
 def _prefetch_signature_and_code(typing: Any, array: Any, row: Any, column: Any) -> Any:
@@ -204,12 +206,11 @@ def _prefetch_signature_and_code(typing: Any, array: Any, row: Any, column: Any)
             context.cast(builder, value, type_, types.intp)
             for value, type_ in zip(arguments[1:], signature.args[1:], strict=True)
         ]
+        array_value = context.make_array(kind)(context, builder, arguments[0])
+        pointer = _cgutils.get_item_pointer(context, builder, kind, array_value, indices)
 
-        made = context.make_array(kind)(context, builder, arguments[0])
-        pointer = _cgutils.get_item_pointer(context, builder, kind, made, indices)
         byte = ir.IntType(8).as_pointer()
         word = ir.IntType(32)
-
         function = _cgutils.get_or_insert_function(
             builder.module,
             ir.FunctionType(ir.VoidType(), [byte, word, word, word]),
@@ -234,7 +235,7 @@ def prefetch_row(array: NDArray[Any], row: int) -> None:
 
 
 @njit_bare
-def prefetch(array: NDArray[Any], row: int, first: int, last: int) -> None:
-    """Load columns [first, last) of a row of a matrix into the cache, without waiting for them."""
-    for column in range(first, last, _CACHE_LINE_BYTES // array.itemsize):
+def prefetch(array: NDArray[Any], row: int, start: int, stop: int) -> None:
+    """Load columns [start, stop) of a row of a matrix into the cache, without waiting for them."""
+    for column in range(start, stop, _CACHE_LINE_BYTES // array.itemsize):
         _prefetch(array, row, column)

@@ -13,13 +13,13 @@ from samplesoft._jit import njit
 Terms = tuple[np.floating[Any], ...]
 
 
-def _taylor_coefficients(first: int, count: int, dtype: type[np.floating[Any]]) -> Terms:
-    """Return the first `count` Taylor coefficients, in powers of x**2, of a function.
+def _taylor_coefficients(lowest_power: int, num_terms: int, dtype: type[np.floating[Any]]) -> Terms:
+    """Return the first `num_terms` Taylor coefficients, in powers of x**2, of a function.
 
-    The function is ``cos(2 pi x)`` if `first` is 0, and ``sin(2 pi x) / x`` if `first` is 1.
+    The function is ``cos(2 pi x)`` if `lowest_power` is 0, and ``sin(2 pi x) / x`` if it is 1.
     """
-    powers = range(first, first + 2 * count, 2)
-    signs = (1.0, -1.0) * count
+    powers = range(lowest_power, lowest_power + 2 * num_terms, 2)
+    signs = (1.0, -1.0) * num_terms
     values = [(2.0 * pi) ** k / factorial(k) for k in powers]
     return tuple(dtype(s * v) for s, v in zip(signs, values, strict=False))
 
@@ -74,10 +74,9 @@ def cos_sin_rows(
     The angles (N, D), in turns, are the values in the left half, which are replaced.
     """
     scale = out.dtype.type(scale)
-    num = out.shape[1] // 2
-
+    num_angles = out.shape[1] // 2
     for i in range(out.shape[0]):
-        left = out[i, :num]
-        right = out[i, num:]
-        for j in range(num):
+        left = out[i, :num_angles]
+        right = out[i, num_angles:]
+        for j in range(num_angles):
             left[j], right[j] = cos_sin(left[j], scale, half, nearest, cosine, sine)

@@ -12,7 +12,8 @@ from samplesoft._validation import IntArray
 
 _DIGIT_BITS = 9  # bits of a digit in the radix sort
 _DIGIT_VALUES = 1 << _DIGIT_BITS
-_MAX_CLASSES_PER_ID = 16  # with more classes per id, sorting is faster than counting all classes
+# With more classes per id than this, sorting the ids is faster than counting all classes.
+_MAX_CLASSES_PER_ID = 16
 
 
 @njit
@@ -56,30 +57,29 @@ def _group_by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntAr
     for i in ids:
         slot[i] += 1
 
-    num = 0
+    num_unique = 0
     for j in range(n):
-        num += slot[j] > 0
+        num_unique += slot[j] > 0
 
-    unique = np.empty(num, np.int64)
-    offsets = np.zeros(num + 1, np.int64)
-
-    num = 0
+    unique = np.empty(num_unique, np.int64)
+    offsets = np.zeros(num_unique + 1, np.int64)
+    group = 0
     for j in range(n):
         if slot[j] > 0:
-            unique[num] = j
-            offsets[num + 1] = offsets[num] + slot[j]
-            slot[j] = num
-            num += 1
+            unique[group] = j
+            offsets[group + 1] = offsets[group] + slot[j]
+            slot[j] = group
+            group += 1
 
     inverse = np.empty(len(ids), np.int64)
     order = np.empty(len(ids), np.int64)
     ends = offsets[:-1].copy()
-
     # a stable order, so that sums over equal ids are always the same
     for k in range(len(ids)):
         inverse[k] = slot[ids[k]]
         order[ends[inverse[k]]] = k
         ends[inverse[k]] += 1
+
     return unique, inverse, order, offsets
 
 
@@ -114,15 +114,14 @@ def _group_by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArr
     unique = np.empty(len(ids), np.int64)
     inverse = np.empty(len(ids), np.int64)
     offsets = np.empty(len(ids) + 1, np.int64)
-    num = 0
-
+    num_unique = 0
     for k in range(len(order)):
         index = order[k]
-        if num == 0 or ids[index] != unique[num - 1]:
-            unique[num] = ids[index]
-            offsets[num] = k
-            num += 1
-        inverse[index] = num - 1
+        if num_unique == 0 or ids[index] != unique[num_unique - 1]:
+            unique[num_unique] = ids[index]
+            offsets[num_unique] = k
+            num_unique += 1
+        inverse[index] = num_unique - 1
 
-    offsets[num] = len(ids)
-    return unique[:num].copy(), inverse, order, offsets[: num + 1].copy()
+    offsets[num_unique] = len(ids)
+    return unique[:num_unique].copy(), inverse, order, offsets[: num_unique + 1].copy()

@@ -21,7 +21,7 @@ _COLUMNS_EACH = 2 if SIMULATED else 8  # columns of the tile that a thread compu
 _ROWS = _SIDE * _ROWS_EACH  # rows of a tile
 _COLUMNS = _SIDE * _COLUMNS_EACH  # columns of a tile
 _DEPTH = 2 if SIMULATED else 16  # inner dimension of the slices in shared memory
-_PADDED = _ROWS + 1  # padded, so that lanes that write a column use different memory banks
+_PADDED = _ROWS + 1  # so that lanes that write a column use different memory banks
 _THREADS = _SIDE * _SIDE  # threads of a block
 
 
@@ -47,19 +47,17 @@ def _multiply_kernel(function: _WriteEntry) -> Any:
         right = cuda.shared.array((_DEPTH, _COLUMNS), x.dtype)
         sums = cuda.local.array((_ROWS_EACH, _COLUMNS_EACH), x.dtype)
 
-        num, depth = x.shape
+        num_rows, depth = x.shape
+        num_columns = y.shape[1]
         zero = x.dtype.type(0)
-        columns = y.shape[1]
 
         thread = cuda.threadIdx.x
-        row_tiles = -(-num // _ROWS)
-
+        row_tiles = -(-num_rows // _ROWS)
         # `&` shows the compiler that indices are not negative, so that it adds no wrap-around
         row = (thread // _SIDE) & (_SIDE - 1)
         column = thread & (_SIDE - 1)
         first_row = cuda.blockIdx.x % row_tiles * _ROWS
         first_column = cuda.blockIdx.x // row_tiles * _COLUMNS
-
         j = first_column + thread % _COLUMNS  # the column that this thread loads
 
         for r in range(_ROWS_EACH):
@@ -67,16 +65,16 @@ def _multiply_kernel(function: _WriteEntry) -> Any:
                 sums[r, c] = zero
 
         for start in range(0, depth, _DEPTH):
-            for number in range(thread, _ROWS * _DEPTH, cuda.blockDim.x):
-                k = number % _DEPTH
-                i = number // _DEPTH
-                inside = first_row + i < num and start + k < depth
-                left[k, i] = x[first_row + i, start + k] if inside else zero
+            for entry in range(thread, _ROWS * _DEPTH, cuda.blockDim.x):
+                k = entry % _DEPTH
+                i = entry // _DEPTH
+                is_inside = first_row + i < num_rows and start + k < depth
+                left[k, i] = x[first_row + i, start + k] if is_inside else zero
 
-            for number in range(thread, _COLUMNS * _DEPTH, cuda.blockDim.x):
-                k = number // _COLUMNS
-                inside = j < columns and start + k < depth
-                right[k, thread % _COLUMNS] = y[start + k, j] if inside else zero
+            for entry in range(thread, _COLUMNS * _DEPTH, cuda.blockDim.x):
+                k = entry // _COLUMNS
+                is_inside = j < num_columns and start + k < depth
+                right[k, thread % _COLUMNS] = y[start + k, j] if is_inside else zero
             cuda.syncthreads()  # both tiles are loaded
 
             for k in range(_DEPTH):
@@ -89,7 +87,7 @@ def _multiply_kernel(function: _WriteEntry) -> Any:
             for c in range(_COLUMNS_EACH):
                 i = first_row + row + r * _SIDE
                 j = first_column + column + c * _SIDE
-                if i < num and j < columns:
+                if i < num_rows and j < num_columns:
                     write_entry(out, i, j, sums[r, c], parameters)
 
     multiply_tiles.__name__ = f"multiply_{function.__name__}"

@@ -11,21 +11,21 @@ from samplesoft._jit import njit, njit_inline, njit_sum
 from samplesoft.kernels.exponential import exp32, exp64
 
 Real = NDArray[Any]  # float32 or float64
-MIN_WEIGHT = 1e-300  # smaller weights become 0, because only a uniform of 0 could draw the class
+# Smaller weights become 0, because only a uniform value of 0 could draw the class.
+MIN_WEIGHT = 1e-300
 
 
 @njit
 def row_max(x: Real) -> float:
     """Return the maximum of `x` (n,), or -inf if it is empty."""
     a = b = c = d = x.dtype.type(-np.inf)
-    whole = len(x) // 4 * 4  # four independent maxima, which are computed in parallel
-
+    whole = len(x) // 4 * 4
+    # four independent maxima, which are computed in parallel
     for i in range(0, whole, 4):
         a = x[i] if x[i] > a else a
         b = x[i + 1] if x[i + 1] > b else b
         c = x[i + 2] if x[i + 2] > c else c
         d = x[i + 3] if x[i + 3] > d else d
-
     for i in range(whole, len(x)):
         a = x[i] if x[i] > a else a
 
@@ -60,14 +60,14 @@ def exp_weights(
     if 0 <= excluded < size:
         logits[row, excluded] = -np.inf
 
+    # four independent maxima, which are computed in parallel
     a = b = c = d = kind(-np.inf)
-    whole = size // 4 * 4  # four independent maxima, which are computed in parallel
+    whole = size // 4 * 4
     for i in range(0, whole, 4):
         a = logits[row, i] if logits[row, i] > a else a
         b = logits[row, i + 1] if logits[row, i + 1] > b else b
         c = logits[row, i + 2] if logits[row, i + 2] > c else c
         d = logits[row, i + 3] if logits[row, i + 3] > d else d
-
     for i in range(whole, size):
         a = logits[row, i] if logits[row, i] > a else a
 
@@ -76,7 +76,6 @@ def exp_weights(
     max_logit = float(a if a > c else c)
 
     shift = kind(max_logit if max_logit > -np.inf else 0.0)
-
     # the condition is a constant for each dtype, so only one of the branches is compiled
     if weights.itemsize == 4:
         for i in range(size):
@@ -93,7 +92,6 @@ def exp_weights(
         s1 += weights[row, i + 1]
         s2 += weights[row, i + 2]
         s3 += weights[row, i + 3]
-
     for i in range(whole, size):
         s0 += weights[row, i]
 
