@@ -74,23 +74,25 @@ def run_tasks(
         yield from map(function, items)
         return
 
-    refused = False
+    has_refused = False
 
     def submit_unless_refused(item: Item) -> tuple[Item, Future[Result] | None]:
-        nonlocal refused
-        refused = refused or _has_no_manager_thread(executor)
-        if not refused:
+        nonlocal has_refused
+        has_refused = has_refused or _has_no_manager_thread(executor)
+        if not has_refused:
             try:
                 return item, executor.submit(call_single_threaded, function, item)
             except BrokenExecutor:
                 raise
             except RuntimeError:
-                refused = True
+                has_refused = True
+
         return item, None
 
     remaining = iter(items)
-    deaths = 0
+    num_deaths = 0
     pending: deque[tuple[Item, Future[Result] | None]] = deque()
+
     try:
         for first_item in islice(remaining, 1):
             _require_picklable_and_fitting(function, first_item, executor)
@@ -99,11 +101,12 @@ def run_tasks(
 
         while pending:
             item, future = pending[0]
+
             try:
                 result = call_single_threaded(function, item) if future is None else future.result()
             except BrokenExecutor:
-                deaths += 1
-                if deaths > _MAX_DEATHS_IN_A_ROW:
+                num_deaths += 1
+                if num_deaths > _MAX_DEATHS_IN_A_ROW:
                     raise
                 # Submit all tasks of the broken pool again now. If each were submitted only when
                 # its result is needed, only one worker would be busy.
@@ -113,13 +116,13 @@ def run_tasks(
                 )
                 continue
 
-            deaths = 0
+            num_deaths = 0
             pending.popleft()
             pending.extend(map(submit_unless_refused, islice(remaining, 1)))
             yield result
     except Exception as error:
-        lost = isinstance(error, (BrokenExecutor, CancelledError))
-        if lost or type(error).__name__ == "KilledWorker":  # Dask's error
+        is_lost_task = isinstance(error, (BrokenExecutor, CancelledError))
+        if is_lost_task or type(error).__name__ == "KilledWorker":  # Dask's error
             raise ChildProcessError(
                 f"the workers lost a task ({type(error).__name__}: {error}); if nobody killed "
                 "them, they are short of memory: take fewer of them."
@@ -182,14 +185,14 @@ def _require_picklable_and_fitting(function: Any, item: Any, executor: Executor)
         raise TypeError(
             f"`executor` must be one of threads for arguments that do not pickle, got a "
             f"{type(executor).__name__} ({error}); define functions and classes at the top of a "
-            "module, or take a ThreadPoolExecutor."
+            "module, or use a ThreadPoolExecutor."
         ) from error
 
     workers = {} if client is None else client.scheduler_info(n_workers=-1)["workers"]
     for address, worker in workers.items():
         if worker["memory_limit"]:  # 0 if there is no limit
             description = f"a task on each thread of `executor`'s worker {address}: its arrays"
-            remedy = "start workers with more memory or fewer threads, or take fewer classes"
+            remedy = "start workers with more memory or fewer threads, or use fewer classes"
             needed = _WORKSPACE_BYTES_PER_PICKLED_BYTE * size * worker["nthreads"]
             require_bytes(description, needed, remedy, worker["memory_limit"])
 
@@ -285,9 +288,8 @@ def open_dask_client(address: str | None) -> Iterator[Any]:
     error_prefix = "--scheduler must be"
     if address in SCHEDULERS:
         raise ValueError(
-            f"{error_prefix} the address of a scheduler of Dask, whose workers keep class "
-            "vectors, got "
-            f"{address!r}; leave it out to train on the threads of this process."
+            f"{error_prefix} the address of a scheduler of Dask, whose workers keep class vectors, "
+            f"got {address!r}; leave it out to train on the threads of this process."
         )
 
     with connect_client(address, error_prefix, direct_to_workers=True) as client:
@@ -302,6 +304,7 @@ def connect_client(address: str, error_prefix: str, **options: Any) -> Any:
     seconds. The message begins with `error_prefix`, such as "--scheduler must be threads, processes
     or".
     """
+    # Dask is an optional dependency
     try:
         distributed = import_module("distributed")
     except ImportError:

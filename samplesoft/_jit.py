@@ -146,7 +146,8 @@ def report_compilation(enabled: bool) -> Iterator[None]:
         def on_start(self, event: Any) -> None:
             nonlocal reported
             if not reported:
-                reported = True  # first, because another thread may compile during the report
+                # set before the report, because another thread may compile during the report
+                reported = True
                 report_line(True, "compiling kernels, which later runs find on disk")
 
         def on_end(self, event: Any) -> None:
@@ -237,6 +238,7 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
         first_item, *other_items = items[chunk]
         tasks = [_Task(function, item) for item in other_items]
         _pool.submit(tasks, threads - 1)
+
         try:
             # the calling thread works too, and runs the tasks that no worker has begun
             yield function(first_item)

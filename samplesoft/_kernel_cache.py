@@ -208,8 +208,8 @@ class _CacheFiles(caching.IndexDataCacheFile):  # type: ignore[misc]
         overloads = self._load_index_or_empty()
         name = overloads.get(key[0])
         if name is None:
-            taken = set(overloads.values())
-            name = next(n for n in map(self._data_name, count(1)) if n not in taken)
+            used_names = set(overloads.values())
+            name = next(n for n in map(self._data_name, count(1)) if n not in used_names)
 
         self._save_data(name, (self._source_stamp, key, data))
         # read the index again, to keep entries that other processes have added in the meantime
@@ -310,8 +310,10 @@ def _named_tuple_classes_in(sig: Any) -> list[Any]:
     for kind in sig if isinstance(sig, tuple) else sig.args:
         if isinstance(kind, types.Callable):  # the type of a function differs between processes
             raise _NoStableFingerprintError(kind)
+
         if isinstance(kind, (types.NamedTuple, types.NamedUniTuple)):
             classes.append(kind.instance_class)
+
         if isinstance(kind, types.BaseTuple):
             classes += _named_tuple_classes_in(tuple(kind))
         elif isinstance(getattr(kind, "dtype", None), types.Type):
@@ -346,7 +348,7 @@ class _Fingerprint:
         elif isinstance(thing, (np.dtype, np.ufunc, types.Type)):
             self._add_strings(kind.__name__, str(thing))
         elif kind in (set, frozenset):
-            self._add_strings("set", *sorted(fingerprint_of([one]) for one in thing))
+            self._add_strings("set", *sorted(fingerprint_of([item]) for item in thing))
         elif kind is dict:
             self._add_strings("dict", *sorted(fingerprint_of(pair) for pair in thing.items()))
         elif self._record_visit(thing):
@@ -375,8 +377,8 @@ class _Fingerprint:
             self._add_strings(kind.__name__, str(len(thing)))
             if kind not in (tuple, list):
                 self.add(kind)
-            for part in thing:
-                self.add(part)
+            for item in thing:
+                self.add(item)
         elif isinstance(thing, slice):
             self._add_strings("slice", repr(thing))
         elif isinstance(thing, Dispatcher):
@@ -390,8 +392,8 @@ class _Fingerprint:
             self._add_code(thing)
         elif isinstance(thing, partial):
             self._add_strings("partial")
-            for part in (thing.func, thing.args, thing.keywords):
-                self.add(part)
+            for item in (thing.func, thing.args, thing.keywords):
+                self.add(item)
         elif isinstance(thing, _Intrinsic):
             self._add_strings("intrinsic")
             self.add(thing._defn)
@@ -450,7 +452,7 @@ class _Fingerprint:
                 self.add(getattr(thing, name, None))
             if isinstance(thing, EnumMeta):
                 members: dict[str, Any] = dict(thing.__members__)
-                self.add([(name, one.value) for name, one in members.items()])
+                self.add([(name, member.value) for name, member in members.items()])
 
     def _add_pickled(self, thing: Any) -> None:
         """Add the class and the pickle of an object; the pickle must be equal in all processes."""

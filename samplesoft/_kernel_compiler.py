@@ -32,7 +32,7 @@ parse_bitcode: Any = import_module("llvmlite.binding").parse_bitcode
 # Arguments of Numba's method that creates LLVM's function passes. Since Numba 0.62 they include
 # `llvm_module`, and creating the passes takes longer than running them.
 _PASS_MANAGER_ARGUMENTS = signature(codegen.CPUCodegen._function_pass_manager).parameters
-VERSION = 2  # of this compiler; cached code of other versions is not loaded
+VERSION = 2  # cached code of other versions of this compiler is not loaded
 _WRAPPER_PREFIX = "_ZN7cpython"  # of the names of wrappers, which unpack Python arguments
 _MAX_OPTIMISED_WRAPPER_BLOCKS = 48  # basic blocks; wrappers with over five arrays have more
 _thread_state = threading.local()
@@ -140,6 +140,7 @@ class LinkedCode(_KernelCode):
         if self.is_sum or "llvm_module" in _PASS_MANAGER_ARGUMENTS:
             super()._optimize_final_module()
             return
+
         # only the first of Numba's two module passes
         passes, builder = self._codegen._module_pass_manager(
             loop_vectorize=self._codegen._loopvect,
@@ -155,11 +156,11 @@ class LinkedCode(_KernelCode):
         self._finalized = True
 
 
-def rebuild_linked_result(context: Any, name: str, bitcode: bytes, **parts: Any) -> Any:
+def rebuild_linked_result(context: Any, name: str, bitcode: bytes, **fields: Any) -> Any:
     """Return the compilation result that `_serialise_linked_result` has saved.
 
     `context` is Numba's target context, `name` the name of the code library, `bitcode` its LLVM
-    bitcode, and `parts` are the other fields of the result.
+    bitcode, and `fields` are the other fields of the result.
     """
     code = LinkedCode(context.codegen(), name)
     code._final_module = parse_bitcode(bitcode)
@@ -172,7 +173,7 @@ def rebuild_linked_result(context: Any, name: str, bitcode: bytes, **parts: Any)
         entry_point=object(),
         objectmode=False,
         lifted=(),
-        **parts,
+        **fields,
     )
 
 
@@ -240,7 +241,7 @@ def _cached_lookups() -> Iterator[None]:
 
     def resolve_cached(function: Any, arguments: Any, keywords: Any) -> Any:
         key = function, tuple(arguments)
-        is_plain = not keywords and all(isinstance(one, types.Type) for one in arguments)
+        is_plain = not keywords and all(isinstance(kind, types.Type) for kind in arguments)
         signature = _resolved_signatures.get(key) if is_plain else None
         if signature is None:
             signature = resolve_uncached(function, arguments, keywords)

@@ -86,10 +86,12 @@ def _control_group_folders(root: Path, group: _ControlGroupFiles) -> Iterator[Pa
         mount_text, _, system_text = line.partition(" - ")
         fields = mount_text.split()
         system_fields = system_text.split()
+
         if len(fields) < 5 or system_fields[:1] != [group.file_system]:
             continue
         if group.file_system == "cgroup" and "memory" not in system_fields[-1].split(","):
             continue
+
         mount_root, mount_point = (
             re.sub(r"\\([0-7]{3})", _decode_octal, field) for field in fields[3:5]
         )

@@ -129,7 +129,7 @@ class _ProgressLines:
 
     def __init__(
         self,
-        each: bool,
+        writes_each_update: bool,
         *,
         desc: str,
         total: int | None = None,
@@ -137,7 +137,7 @@ class _ProgressLines:
         unit: str = "",
         **_: Any,
     ) -> None:
-        self._writes_each_update = each
+        self._writes_each_update = writes_each_update
         self._desc = desc
         self._unit = unit
         self._done = initial
@@ -174,12 +174,13 @@ class _ProgressLines:
     def _write_lines(self) -> None:
         """Write a line after each pause, until the object is closed."""
         pause = _FIRST_LINE_SECONDS
-        written = 0
+        num_written = 0
         while not self._closed.wait(pause):
             progress_line(True, self._format_line())
-            written += 1
+            num_written += 1
+
             # later pauses are longer, so that the log of a long run stays short
-            if written < _NUM_STEADY_LINES:
+            if num_written < _NUM_STEADY_LINES:
                 pause = _PAUSE_SECONDS
             else:
                 pause = min(2.0 * pause, _MAX_PAUSE_SECONDS)

@@ -77,11 +77,11 @@ def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
     `array` is the array that NumPy makes of `value`. For a list of np.uint64 and int its dtype is
     float64, which rounds large ids.
     """
-    first = value
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
+    first_entry = value
+    while isinstance(first_entry, (list, tuple)) and first_entry:
+        first_entry = first_entry[0]
 
-    if isinstance(first, float):  # the usual case, for which no other entry is inspected
+    if isinstance(first_entry, float):  # the usual case, for which no other entry is inspected
         return array
 
     objects = array if array.dtype == object else np.array(value, dtype=object)
@@ -202,7 +202,7 @@ def as_class_set(name: str, value: Any, num_classes: int) -> IntArray:
     if len(repeated):
         raise ValueError(
             f"`{name}` must hold distinct classes, got {repeated[0]} twice; "
-            "take numpy.unique of them."
+            "use numpy.unique of them."
         )
     return ids
 
@@ -301,7 +301,7 @@ def as_proposal(name: str, value: ArrayLike, num_classes: int) -> FloatArray:
 
 
 def as_probabilities(
-    name: str, value: ArrayLike, num_classes: int, remedy: str = "take inclusion probabilities"
+    name: str, value: ArrayLike, num_classes: int, remedy: str = "use inclusion probabilities"
 ) -> FloatArray:
     """Return probabilities in [0, 1] as a float64 array, shape (n,) or (B, n).
 
@@ -313,6 +313,7 @@ def as_probabilities(
             f"`{name}` must cover all {num_classes} classes in its last axis, "
             f"got shape {array.shape}."
         )
+
     if array.min() < 0.0:
         raise ValueError(f"`{name}` must hold probabilities, got {array.min()} < 0.")
     if array.max() > 1.0 + SUM_TOLERANCE:

@@ -97,20 +97,20 @@ class Scheme:
         # its `has_exact_bias` is False.
         if self.corrects_label and self.excludes_label:
             raise ValueError(
-                "`hits` must not be 'absent' where `base` is 'corrected', for the expected number "
-                "of draws of the label is then 0; take hits='masked'."
+                "`hits` must not be 'absent' where `base` is 'corrected', because the expected "
+                "number of draws of the label is then 0; use hits='masked'."
             )
 
         if self.jackknife and self.independent:
             raise ValueError(
-                "`jackknife` must be False where `independent` is True, for it leaves out one of m "
-                "draws, got both; set one of them."
+                "`jackknife` must be False where `independent` is True, because it leaves out one "
+                "of m draws, got both; set one of them."
             )
 
         if self.distinct and (self.jackknife or self.independent):
             raise ValueError(
-                "`distinct` must be False where `jackknife` or `independent` is True, for only a "
-                "given number of draws can be a set; set one of them."
+                "`distinct` must be False where `jackknife` or `independent` is True, because only "
+                "a given number of draws can be a set; set one of them."
             )
 
     @property
@@ -342,7 +342,7 @@ def last_level(num_sampled: int, num_classes: int) -> int:
     Level k has ``num_sampled * 2**(k + 1)`` draws. K is the smallest level, from 1 on, whose number
     of draws is at least `num_classes`.
     """
-    last = 1
-    while num_sampled << (last + 1) < num_classes:
-        last += 1
-    return last
+    level = 1
+    while num_sampled << (level + 1) < num_classes:
+        level += 1
+    return level

@@ -234,12 +234,12 @@ def _add_column_sums(rows: NDArray[Any], sums: FloatArray) -> None:
 @njit
 def _are_increasing_row_ids(ids: IntArray, num_rows: int) -> bool:
     """Return whether `ids` (k,) increase strictly and are all in ``range(num_rows)``."""
-    last = -1  # so that a negative id does not increase
+    previous_id = -1  # so that a negative first id does not increase
     for j in ids:
-        if j <= last:
+        if j <= previous_id:
             return False
-        last = j
-    return last < num_rows
+        previous_id = j
+    return previous_id < num_rows
 
 
 @njit

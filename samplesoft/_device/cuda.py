@@ -432,6 +432,7 @@ def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
         width = gradients.shape[1]
         i = entry // width
         c = entry % width
+
         if i < ids.shape[0]:
             # call the CPU kernel on slices of one entry, so that its formulas are written once
             entry_arrays = ids[i : i + 1], gradients[i : i + 1, c : c + 1], parameters[:, c : c + 1]

@@ -56,7 +56,7 @@ def to_host(value: Any) -> Any:
     if type(value) is np.ndarray:
         return value
     if isinstance(value, dict):
-        return {key: to_host(part) for key, part in value.items()}
+        return {key: to_host(item) for key, item in value.items()}
     if hasattr(value, "to_host"):
         return value.to_host()
     if not on_device(value):
@@ -97,5 +97,5 @@ def _require_cuda() -> None:
     raise RuntimeError(
         f"`device` is 'cuda', but Numba finds no NVIDIA GPU that it can use ({why}). Install "
         "NVIDIA's driver, and Numba's CUDA target with pip install 'numba-cuda[cu12]' or "
-        "'numba-cuda[cu13]'; or leave `device` at 'cpu'."
+        "'numba-cuda[cu13]'; or use device='cpu'."
     )

@@ -134,7 +134,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
         if not isinstance(loss, SampledLoss) or loss.device != "cpu":
             raise ValueError(
                 "`loss` must be a sampled loss on the processor for classes in shards, got "
-                f"{type(loss).__name__}; take a SampledSoftmaxLoss."
+                f"{type(loss).__name__}; use a SampledSoftmaxLoss."
             )
 
         spec = SAMPLERS[as_choice("sampler", sampler, SHARDED)]
@@ -159,7 +159,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
         if shards.num > max(1, n // 2):
             raise ValueError(
                 f"`workers` must be at most {max(1, n // 2)} for {n} classes, two for each, got "
-                f"{shards.num}; take fewer."
+                f"{shards.num}; use fewer."
             )
 
         shards.bounds = np.linspace(0, n, shards.num + 1).astype(np.int64)

@@ -109,11 +109,13 @@ def require_shardable(settings: LinearSoftmaxSettings) -> None:
     where = "for class vectors on workers"
     loss = settings.loss
     sampler = settings.sampler
+
     if settings.embedding_dim is None:
         raise ValueError(
             f"`embedding_dim` must be a number {where}, got None: those on the inputs "
             "themselves stay in memory."
         )
+
     if not LOSSES[loss].draws:
         choices = ", ".join(name for name, spec in LOSSES.items() if spec.shares_draws)
         raise ValueError(f"`loss` must be one of {choices} {where}, got {loss!r}.")

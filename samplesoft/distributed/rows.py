@@ -108,7 +108,7 @@ class ShardedRows(RemoteRows):
         last_batch, positions = self._last_scored
         if batch is not last_batch:
             raise ValueError(
-                "`cache` must be that of the last `forward`, for shards keep no other; call "
+                "`cache` must be that of the last `forward`, because shards keep no other; call "
                 "`backward` before the next one."
             )
 

@@ -44,7 +44,7 @@ class Shards:
         self.round_trips = 0
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.recovery_hint = "there is no checkpoint: start again, and write some with write_shards"
+        self.recovery_hint = "there is no checkpoint: start again, and save some with write_shards"
         self._shards: list[Any] = []
 
     @property
@@ -59,13 +59,17 @@ class Shards:
         """Make shard s, which must be the next one, with the arguments of `Shard`."""
         self._shards.append(Shard(*arguments))
 
-    def call_all(self, method: str, arguments: list[Any], first: int = 0) -> list[Any]:
+    def call_all(self, method: str, arguments: list[Any], first_shard: int = 0) -> list[Any]:
         """Call a method of several shards, and return the list of their answers.
 
-        ``arguments[k]`` is the tuple of arguments for shard ``first + k``.
+        ``arguments[k]`` is the tuple of arguments for shard ``first_shard + k``.
         """
-        calls = [self._submit_call(s, method, each) for s, each in enumerate(arguments, first)]
-        answers = [self._wait_for_result(s, call) for s, call in enumerate(calls, first)]
+        calls = [
+            self._submit_call(s, method, shard_arguments)
+            for s, shard_arguments in enumerate(arguments, first_shard)
+        ]
+        answers = [self._wait_for_result(s, call) for s, call in enumerate(calls, first_shard)]
+
         self.round_trips += 1
         self.bytes_sent += _num_array_bytes(arguments)
         self.bytes_received += _num_array_bytes(answers)
@@ -87,7 +91,7 @@ class Shards:
 
     def set_checkpoint_hint(self, folder: str) -> None:
         """Set the checkpoint that the error for a lost worker advises to continue from."""
-        self.recovery_hint = f"go on from {folder!r}, with read_shards and any number of workers"
+        self.recovery_hint = f"continue from {folder!r}, with read_shards and any number of workers"
 
     def concatenated_array(self, name: str) -> NDArray[Any]:
         """Return the array `name` of `Shard.named_array`, concatenated over all shards."""
@@ -112,8 +116,8 @@ class DaskShards(Shards):
 
     def __init__(self, client: Any) -> None:
         if isinstance(client, str):
-            what = "`workers` must be a number, a client of Dask or"
-            client = connect_client(client, what, direct_to_workers=True)
+            error_prefix = "`workers` must be a number, a client of Dask or"
+            client = connect_client(client, error_prefix, direct_to_workers=True)
         distributed = import_module("distributed")
         require_instance("workers", client, distributed.Client)
         require_same_versions(client, "workers")
@@ -136,7 +140,7 @@ class DaskShards(Shards):
             if 0 < resources["memory_limit"] < needed:
                 raise MemoryError(
                     f"{what} need {human_bytes(needed)} on each of {self.num} workers, and "
-                    f"{address} may take {human_bytes(resources['memory_limit'])}; take more "
+                    f"{address} may use {human_bytes(resources['memory_limit'])}; use more "
                     "workers, or float32."
                 )
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 
-DEGREE = 16  # nodes of a panel, and polynomials, of degrees 0 to 15
-WIDTH = 0.75  # of a panel in log r; the interpolation error is below 1e-14
+DEGREE = 16  # number of nodes of a panel; polynomials have degrees 0 to 15
+WIDTH = 0.75  # of a panel in log r; interpolation errors are below 1e-14
 
 
 @njit

@@ -111,6 +111,7 @@ def search_cumulative(
     """
     index = start
     before = below
+
     for c in range(start, size):
         # a class with weight 0 must not be drawn, even if `target` is 0
         if weights[row, c] > 0.0:
@@ -119,4 +120,5 @@ def search_cumulative(
             below += weights[row, c]
             if below > target:
                 break
+
     return index, before
