@@ -209,16 +209,16 @@ def _dask_client_of(executor: Any) -> Any:
 
 
 def _package_versions() -> dict[str, str]:
-    """Return the version of Python, and of each package on which results depend, by name."""
+    """Return the versions of Python, samplesoft and the packages on which results depend."""
     packages = {name: str(import_module(name).__version__) for name in _PACKAGES}
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return {"python": python, "samplesoft": __version__, **packages}
 
 
 def require_same_versions(client: Any, name: str) -> None:
-    """Raise ValueError unless a Dask client has workers, with the package versions of this process.
+    """Raise ValueError if a Dask client has no workers, or its workers have other package versions.
 
-    Errors call the argument `name`.
+    The versions must be equal to the versions in this process. Errors call the argument `name`.
     """
     try:
         workers = client.run(_package_versions)

@@ -186,9 +186,10 @@ def _uncompiled_kernel(function: Function) -> Function:
 def num_threads() -> int:
     """Return the number of threads on which the calling thread may run kernels.
 
-    It is Numba's setting for the calling thread, and 1 inside a worker thread. The setting is read
-    only if Numba's threading layer is already loaded, as it is after ``numba.set_num_threads``.
-    Loading OpenMP for this purpose would make Numba's parallel loops fail in forked children.
+    It is Numba's setting for the calling thread, and 1 inside a worker thread. If Numba's threading
+    layer is not loaded, ``numba.set_num_threads`` was never called, and the setting has its default
+    value. The layer is not loaded for this purpose, because after loading OpenMP, Numba's parallel
+    loops fail in forked children.
     """
     if numba is None or getattr(_thread_state, "is_worker", False):
         return 1

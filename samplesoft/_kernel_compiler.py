@@ -77,14 +77,12 @@ class _KernelCode(codegen.JITCodeLibrary):  # type: ignore[misc]
         """Add a generated LLVM module; mark large wrappers in it as not to be optimised.
 
         A wrapper unpacks the Python arguments of a kernel. For the fused training steps, optimising
-        the wrapper was a quarter of LLVM's work, and saved only a microsecond per call, which takes
-        many training steps.
+        the wrapper was a quarter of LLVM's work. It saved only a microsecond per call, and a call
+        runs many training steps.
         """
         for function in module.functions:
-            if (
-                function.name.startswith(_WRAPPER_PREFIX)
-                and len(function.blocks) > _MAX_OPTIMISED_WRAPPER_BLOCKS
-            ):
+            is_wrapper = function.name.startswith(_WRAPPER_PREFIX)
+            if is_wrapper and len(function.blocks) > _MAX_OPTIMISED_WRAPPER_BLOCKS:
                 function.attributes.add("noinline")
                 function.attributes.add("optnone")
         super().add_ir_module(module)

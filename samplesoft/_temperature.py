@@ -59,9 +59,9 @@ def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
 
 
 def require_squarable(class_embeddings: NDArray[Any], tau: float) -> None:
-    """Raise ValueError if float64 cannot hold the square of tau, or of the largest |tau * entry|.
+    """Raise ValueError if the squares of tau, or of tau times the vectors, leave float64's range.
 
-    The entries are the entries of `class_embeddings`.
+    The largest magnitude in `class_embeddings`, times tau, is checked.
     """
     if not _MIN_SQUARABLE <= tau <= 1.0 / _MIN_SQUARABLE:
         raise ValueError(

@@ -18,9 +18,9 @@ LARGEST_COUNT = 10**15  # float64 still distinguishes such an m from m - 1
 # subclasses of integer types that are no numbers, and np.bool_
 _NON_NUMBERS = (bool, np.bool_, np.timedelta64)
 _INTEGERS = (int, np.integer)
-# The longest text, in characters of 4 bytes, for which texts are put into an array of a fixed
-# width. NumPy pads all texts to the longest one: one label of 20,000 characters among ten thousand
-# short labels would take 800 MB.
+# Texts with more characters than this are kept as objects. NumPy would pad all texts to the longest
+# one: with 4 bytes per character, one label of 20,000 characters among ten thousand short labels
+# would take 800 MB.
 LONGEST_PADDED = 256
 _ENTRIES_AT_A_TIME = 1 << 18  # entries that are checked for finite values at a time
 # Float32 proposals over many classes sum to 1 only to about this accuracy.
@@ -28,7 +28,7 @@ SUM_TOLERANCE = 1e-4
 
 
 def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatArray:
-    """Return `value` as a finite, nonempty float64 array; `ndim` are the allowed dimensions."""
+    """Return `value` as a finite, nonempty float64 array with a number of dimensions in `ndim`."""
     array = as_array(name, value)
 
     # bool, unsigned, int and float, but not complex numbers, text or dates
@@ -171,7 +171,7 @@ def as_ids(
     """Return class indices as int64, with the shape (k,), or (batch, k) if `batch` is not None.
 
     Each is in ``range(num_classes)``. With a batch, an array (k,) or (1, k) is repeated for each
-    context. Errors call the indexed objects `of`, a plural noun.
+    context. `of` is the plural noun for the indexed objects in errors.
     """
     array = as_array(name, value)
     if array.size == 0 and array.ndim == 1:  # NumPy converts an empty list to float64
@@ -212,8 +212,8 @@ def as_labels(
 ) -> IntArray:
     """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``.
 
-    A single label is repeated for the whole batch. Errors call the labelled objects `of`, a plural
-    noun.
+    A single label is repeated for the whole batch. `of` is the plural noun for the possible labels
+    in errors.
     """
     array = as_array(name, value)
     _require_integers(name, array, f"{of} are counted from 0")

@@ -120,7 +120,7 @@ class ShardedRows(RemoteRows):
     def exponentials(self, batch: Batch, excluded: LabelPositions) -> tuple[Rows, FloatArray]:
         """Return the max scores (B,) over the classes, and the sums (B,) of ``exp(score - max)``.
 
-        The labels of each example, which `excluded` holds, are left out.
+        The labels of each example, given by `excluded`, are left out of both.
         """
         arguments = [
             (batch.z, *excluded.in_block(slice(start, stop))[1:])

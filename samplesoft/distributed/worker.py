@@ -102,8 +102,8 @@ class Shard(SoftmaxLayer):
     def log_masses(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the logs (R,) of the sums of proposal weights over the classes of this shard.
 
-        `h` (R, d) are contexts, and `exclude` (R,) the class to exclude for each, or -1. Both are
-        kept for later calls of `draw`, `log_probs` and `scores`.
+        `h` (R, d) are contexts. `exclude` (R,) is the class to exclude for each context, or -1.
+        Both arrays are kept for later calls of `draw`, `log_probs` and `scores`.
         """
         if self.sampler.dim is not None:
             h = self.sampler._checked_contexts(h)
@@ -202,8 +202,9 @@ class Shard(SoftmaxLayer):
     def step(self, learning_rate: float, steps: int) -> bool:
         """Take an optimizer step with the gradient of the last `gradients`; update the sampler.
 
-        Returns False, without a step, if the number of steps that this shard has taken differs from
-        `steps`, the number of the layer, as after a restart of the worker. Otherwise returns True.
+        `steps` is the number of steps of the layer. If this shard has taken another number, as
+        after a restart of the worker, the result is False and no step is taken. Otherwise the
+        result is True.
         """
         if self._optimizer.steps != steps:
             return False

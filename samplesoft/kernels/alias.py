@@ -7,9 +7,9 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 
-_S32 = np.uint64(32)
-_LOW = np.uint64(0xFFFFFFFF)
-_FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_SHIFT_32 = np.uint64(32)
+_LOW_32_BITS = np.uint64(0xFFFFFFFF)
+_MAX_WORD = np.uint64(0xFFFFFFFFFFFFFFFF)
 _TWO_64 = 2.0**64
 
 
@@ -39,7 +39,7 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
     heavy_start = n
     for j in range(n):
         scaled[j] = q[j] / total * n
-        thresholds[j] = _FULL
+        thresholds[j] = _MAX_WORD
         alias[j] = j
         if scaled[j] < 1.0:
             stack[num_light] = j
@@ -73,6 +73,6 @@ def alias_draw(word: np.uint64, thresholds: np.ndarray, alias: np.ndarray) -> np
 
     # One word selects both the column and the word within the column, without division or floats:
     # they are the upper and the lower 64 bits of the 128-bit product word * n.
-    column = ((word >> _S32) * n + (((word & _LOW) * n) >> _S32)) >> _S32
+    column = ((word >> _SHIFT_32) * n + (((word & _LOW_32_BITS) * n) >> _SHIFT_32)) >> _SHIFT_32
     other = np.int64(alias[column])
     return np.int64(column) if word * n < thresholds[column] else other

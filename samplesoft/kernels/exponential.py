@@ -22,14 +22,14 @@ Real = NDArray[Any]  # float32 or float64
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693147180369123816490  # with trailing zero bits, so that integer multiples are exact
 _LN2_LOW = 1.90821492927058770002e-10
-_LOWEST = -745.0  # exp(_LOWEST) is the smallest positive float64
-_HIGHEST = 709.0  # exp(_HIGHEST) is finite
+_MIN_EXPONENT = -745.0  # exp(_MIN_EXPONENT) is the smallest positive float64
+_MAX_EXPONENT = 709.0  # exp(_MAX_EXPONENT) is finite
 
 # constants of float32
 _LOG2_E_32 = np.float32(1.44269504)
 _LN2_HIGH_32 = np.float32(0.693359375)  # with trailing zero bits, as in float64
 _LN2_LOW_32 = np.float32(-2.12194440e-4)
-_LOWEST_32 = np.float32(-87.0)  # below it exp is 0, not a slow denormal number
+_MIN_EXPONENT_32 = np.float32(-87.0)  # below it exp is 0, not a slow denormal number
 _ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
 _ONE = np.float32(1.0)
@@ -41,8 +41,8 @@ _MIN_SERIES_Z = -0.25  # above this, `log_of_one_plus` uses the series in z
 
 # Coefficients of Taylor series, from the highest power down. The first omitted term is below 1e-17
 # for exp, and below 1e-21 for the third-order series.
-_EXP = tuple(1.0 / math.factorial(i) for i in range(13, 1, -1))
-_EXP_32 = tuple(np.float32(1.0 / math.factorial(i)) for i in range(7, 1, -1))
+_EXP_SERIES = tuple(1.0 / math.factorial(i) for i in range(13, 1, -1))
+_EXP_SERIES_32 = tuple(np.float32(1.0 / math.factorial(i)) for i in range(7, 1, -1))
 _THIRD_ORDER_SERIES = tuple(1.0 / math.factorial(i) for i in range(21, 2, -1))
 ARTANH = tuple(1.0 / i for i in range(31, 2, -2))  # of (artanh(z) - z) / z**3, in powers of z**2
 
@@ -77,14 +77,14 @@ def replace_by_exp(x: Real, size: int) -> None:
 @njit
 def exp64(x: float) -> float:
     """Return ``exp(x)``, after x is clipped to [-745, 709]; the result is never 0."""
-    v = _LOWEST if x < _LOWEST else x
-    v = _HIGHEST if v > _HIGHEST else v
+    v = _MIN_EXPONENT if x < _MIN_EXPONENT else x
+    v = _MAX_EXPONENT if v > _MAX_EXPONENT else v
 
     # exp(v) = 2**k exp(r) with |r| at most log(2) / 2. The naive r = v - k * log(2) rounds
     # k * log(2); so subtract k times the high part, which is exact, and then k times the low part.
     k = np.floor(v * _LOG2_E + 0.5)
     r = (v - k * _LN2_HIGH) - k * _LN2_LOW
-    p = 1.0 + (r + r * r * horner(_EXP[0], _EXP[1:], r))
+    p = 1.0 + (r + r * r * horner(_EXP_SERIES[0], _EXP_SERIES[1:], r))
 
     # multiply by two powers of 2, because 2**k itself may underflow
     half = np.int64(k) >> 1
@@ -129,13 +129,13 @@ def replace_by_exp64(x: FloatArray, size: int) -> None:
 def exp32(x: Any) -> Any:
     """Return ``exp(x)`` in float32 for a float32 x, at most about 0; 0 if x is below -87."""
     # the same method as `exp64`, but entirely in float32, so that a register holds eight values
-    v = max(x, _LOWEST_32)
+    v = max(x, _MIN_EXPONENT_32)
     k = np.floor(v * _LOG2_E_32 + _HALF)
     r = (v - k * _LN2_HIGH_32) - k * _LN2_LOW_32
-    p = _ONE + (r + r * r * horner(_EXP_32[0], _EXP_32[1:], r))
+    p = _ONE + (r + r * r * horner(_EXP_SERIES_32[0], _EXP_SERIES_32[1:], r))
 
     two_to_k = np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
-    return _ZERO if x < _LOWEST_32 else p * two_to_k
+    return _ZERO if x < _MIN_EXPONENT_32 else p * two_to_k
 
 
 @njit

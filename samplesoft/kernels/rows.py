@@ -151,7 +151,8 @@ def largest_in_rows(rows: Real, largest: Real) -> None:
 _PREFETCH_ROWS = 4  # number of rows between the prefetch and the use of a row
 
 
-# A loop: for `into[:] = row`, Numba takes two seconds to compile the error of unequal lengths.
+# A loop instead of `into[:] = row`, because Numba takes two seconds to compile the error for
+# unequal lengths.
 @njit_bare
 def copy_row(into: NDArray[Any], row: NDArray[Any]) -> None:
     """Copy `row` (K,) to `into` (K,)."""

@@ -90,7 +90,8 @@ class Column:
     """A column of a table, defined by functions of a row, which may be any object."""
 
     title: str  # one or two lines
-    value: Callable[[Any], Any]  # returns the number or text of a row, or None for an empty cell
+    # returns the number or text of a row, or None for an empty cell
+    value: Callable[[Any], Any]
     # a format specification for the value, or a function that returns the formatted text of a row
     value_format: str | Callable[[Any], str] = ""
 
@@ -132,9 +133,8 @@ class Table:
 
     def text(self) -> str:
         """Return the table as plain text: numbers are aligned right, and other cells left."""
-        columns = []
-
         height = max(len(column.title.splitlines()) for column in self.columns)
+        columns = []
         for column in self.columns:
             title = column.title.splitlines()
             cells = [*[""] * (height - len(title)), *title]
@@ -180,8 +180,8 @@ Part = Heading | Paragraph | Items | Settings | Table
 def _html_cell(tag: str, kind: str, column: Column, row: Any) -> str:
     """Return the HTML of the cell of a column and a row.
 
-    The HTML tag is `tag`, and `kind` its attribute for numbers. A number is also written without
-    rounding, for the script that sorts rows.
+    `tag` is the tag of the cell, and `kind` the class attribute of numeric columns, or "". A number
+    is also written without rounding, for the script that sorts rows.
     """
     value = column.value(row)
     # the script sorts by this value, in JavaScript's syntax, and not by the formatted text

@@ -79,10 +79,9 @@ class Report(ABC):
         str
             Lines of at most 80 characters; tables may be wider.
         """
-        more = self._details()
-
-        parts = self._parts() + (more if details else [])
-        if more and not details:
+        details_parts = self._details()
+        parts = self._parts() + (details_parts if details else [])
+        if details_parts and not details:
             parts.append(Paragraph("All figures: --details, or to_text(details=True)."))
         return "\n\n".join(part.text() for part in parts)
 
