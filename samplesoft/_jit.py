@@ -230,7 +230,7 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
     items = list(items)
     threads = num_threads()
     workers = min(threads, len(items))
-    # inside a worker `threads` is 1: waiting for other workers there could deadlock
+    # inside a worker `threads` is 1, because waiting for other workers could deadlock
     if workers <= 1:
         yield from map(function, items)
         return
@@ -304,6 +304,7 @@ def run_in_lockstep(function: Callable[[int, int], object], workers: int) -> Non
         with _lockstep_lock:  # two concurrent calls would compete for cores at each barrier
             if _run_on_new_threads(function, workers):
                 return
+
     function(0, 1)
 
 

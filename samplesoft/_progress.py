@@ -125,7 +125,7 @@ class TimeEstimate:
 
 
 class _ProgressLines:
-    """A writer of progress lines, with those methods of a tqdm bar that this package calls."""
+    """A writer of progress lines, with the methods of a tqdm bar that this package calls."""
 
     def __init__(
         self,

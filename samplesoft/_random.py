@@ -68,7 +68,7 @@ def seed_key(low: int, high: int) -> int:
     """Return the first 64 bits of NumPy's ``SeedSequence(low + 2**32 * high)``.
 
     `low` and `high` are integers of 32 bits. The algorithm hashes each of four words, and then
-    mixes each word with the others. NumPy's own function takes as long as a hundred draws.
+    mixes each word with the other three. NumPy's own function takes as long as a hundred draws.
     """
     pool = [low, high, 0, 0]
     factor = 0x43B0D7E5

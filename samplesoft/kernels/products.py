@@ -100,9 +100,9 @@ def _plain_products_of_eight(
 ) -> None:
     """Write products of rows [i, i + 8) with query b to ``out[row, column : column + 8]``.
 
-    For rows from `stop` on, the products of row ``stop - 1`` are written. Only features up to a
-    multiple of 8 are used, and the caller adds the others. If c differs from b, the products with
-    query c are written to the next row of `out`.
+    For rows from `stop` on, the products of row ``stop - 1`` are written. If the number of features
+    is not a multiple of 8, the caller adds the products of the last ones. If c differs from b, the
+    products with query c are written to the next row of `out`.
     """
     rows = matrix[np.minimum(np.arange(i, i + _EIGHT), stop - 1)]
     whole = rows.shape[1] // _EIGHT * _EIGHT
