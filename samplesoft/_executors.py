@@ -263,7 +263,7 @@ def open_executor(scheduler: str | None) -> Iterator[Executor | None]:
     elif scheduler in SCHEDULERS:
         from concurrent.futures import ThreadPoolExecutor
 
-        pool_class = ThreadPoolExecutor if scheduler == "threads" else RestartingProcessPool
+        pool_class: Any = ThreadPoolExecutor if scheduler == "threads" else RestartingProcessPool
         with pool_class(num_threads()) as pool:
             yield pool
     else:
