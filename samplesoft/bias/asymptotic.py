@@ -95,6 +95,7 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
     draws = make_draws(logits, label, q, 1, scheme)
     if draws.other_mass == 0.0:
         return np.zeros_like(draws.probs)
+
     ratios = make_ratios(draws)
     reference = float(np.exp(min(ratios.log_ref, LARGEST_EXPONENT)))
     with np.errstate(all="ignore"):
@@ -106,9 +107,11 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
         apart = np.exp(np.minimum(ratios.log_r, LARGEST_EXPONENT)) - reference
         flows = draws.probs * np.where(near, ratio, apart)
         flows[label] = 0.0
-        total, mean = float(flows.sum()), ratios.mean_deviation * reference
+        total = float(flows.sum())
+        mean = ratios.mean_deviation * reference
         limit: FloatArray = draws.probs * (total + draws.probs[label] * mean) - flows
         limit[label] = max(draws.probs[label] * (total - draws.other_mass * mean), 0.0)
+
     return limit
 
 
@@ -215,7 +218,9 @@ def self_normalized_terms(
 
 def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
     """Return `self_normalized_terms` for checked `inputs`."""
-    scheme, m, rows = inputs.scheme, float(inputs.num_sampled), []
+    scheme = inputs.scheme
+    m = float(inputs.num_sampled)
+    rows = []
     require_bounds(scheme)
     for row in inputs.rows():
         leading = _example_limit(*row, scheme) / m
@@ -223,6 +228,7 @@ def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
         with np.errstate(over="ignore"):  # an infinite bound is valid
             bound = 12.0 * rho / m
         rows.append((leading, bound, norm / m, m / rho))
+
     return SelfNormalizedTerms(*inputs.columns(rows))
 
 

@@ -113,17 +113,21 @@ def metropolis_bias(
     inputs = check_inputs(logits, 0, q, 1, "importance", h)
     steps = as_array("num_steps", num_steps)
     counts = [as_count("num_steps", step, 0) for step in steps.ravel()]
-    rows, shape = [], (*steps.shape, inputs.logits.shape[1])
+    rows = []
+    shape = (*steps.shape, inputs.logits.shape[1])
     for (o, _, q_row), distribution in zip(
         inputs.rows(), _start_distributions(start, inputs), strict=True
     ):
-        log_p, log_q = log_softmax(o), np.log(q_row / q_row.sum())
+        log_p = log_softmax(o)
+        log_q = np.log(q_row / q_row.sum())
         top = int(log_p.argmax())
         if log_p[top] > -_MAX_NEAR_LOG_RATIO:
             log_p[top] = np.log1p(-np.exp(np.delete(log_p, top)).sum())
-        chain, p = make_chain(log_p, log_q), np.exp(log_p)
+        chain = make_chain(log_p, log_q)
+        p = np.exp(log_p)
         with np.errstate(divide="ignore"):
             near = log_p - np.log(distribution)
+
         # distribution - p cancels if both are similar: use distribution * -expm1(log of the ratio)
         of_ratio = -distribution * np.expm1(
             np.clip(near, -_MAX_NEAR_LOG_RATIO, _MAX_NEAR_LOG_RATIO)
@@ -134,6 +138,7 @@ def metropolis_bias(
             [after_steps(chain, distribution, count) for count in counts], shape
         )
         rows.append((biases, distributions, p, np.exp(chain.log_rejection[-1])))
+
     return ChainBias(*inputs.columns(rows))
 
 

@@ -29,7 +29,8 @@ from samplesoft.schemes import SCHEMES, Scheme, as_scheme, certain_schemes
 
 _MIN_TASKS = 16  # in each call, so that up to 16 workers are busy
 MIN_Q = float(np.finfo(np.float64).tiny)  # smallest normal float64: smaller values lack digits
-_MAX_CHUNK_EXAMPLES, _MAX_CHUNK_LOGITS = 32, 1 << 17
+_MAX_CHUNK_EXAMPLES = 32
+_MAX_CHUNK_LOGITS = 1 << 17
 
 Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n,)
 
@@ -44,7 +45,8 @@ class Inputs:
 
     logits: FloatArray  # (B, n)
     labels: IntArray  # (B,)
-    q: FloatArray  # (B, n), or (1, n) for a proposal that is the same for all examples
+    # (B, n), or (1, n) for a proposal that is the same for all examples
+    q: FloatArray
     num_sampled: int
     scheme: Scheme
     is_batch: bool  # False if the caller gave one example without a batch axis
@@ -114,7 +116,8 @@ def check_inputs(
     known_scheme = _find_scheme(scheme, takes_distinct, require)
     if not allows_always_included:
         require_none_certain("q", q)
-    logits, labels = to_host(logits), to_host(labels)
+    logits = to_host(logits)
+    labels = to_host(labels)
     m = as_count("num_sampled", num_sampled, known_scheme.min_draws)
     o = as_real_array("logits", logits, (1, 2))
     n = o.shape[-1]
@@ -174,6 +177,7 @@ def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
             f"`correction` of shape {array.shape} does not match `logits` of {batch} x {n}; give "
             "one row for all examples, or one row for each."
         )
+
     divides = np.broadcast_to(inputs.q > 0.0, (batch, n)).copy()
     if inputs.scheme.corrects_label:  # the label is in S even if it is never drawn
         divides[np.arange(batch), inputs.labels] = True
@@ -182,6 +186,7 @@ def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
             f"`correction` must be greater than 0, and at least {MIN_Q:.2g}, on every class that "
             f"`q` can draw or whose logit is corrected, got {rows.min()}; it divides weights."
         )
+
     return rows
 
 
@@ -204,17 +209,20 @@ def probs_of(
         if isinstance(q, type):
             got = f"the class {q.__name__}; make one, as in {q.__name__}(...)"
         raise TypeError(f"`{name}` must hold probabilities or be a sampler, got {got}.")
+
     if h is None and getattr(q, "dim", None) is not None:
         raise TypeError(
             f"`h` must hold context vectors of shape (B, {q.dim}) where `{name}` is a sampler "
             "that looks at them, got None; give h, or probabilities as an array."
         )
+
     if not getattr(q, "replace", True) and not scheme.distinct:
         raise ValueError(
             f"`{name}` must draw with replacement, got a {type(q).__name__} with replace=False; "
             "give one with replace=True, or take scheme='distinct' of exact_bias or "
             "exact_gradient_moments."
         )
+
     excludes = scheme.excludes_label and not scheme.independent and hasattr(q, "sample")
     if not excludes or n == 1 or getattr(q, "num_classes", n) != n:
         return to_host(q.probs(h))
@@ -235,6 +243,7 @@ def _check_proposal(
             f"`q` must hold probabilities or be a sampler, got the text {q!r}; make a sampler with "
             "samplesoft.samplers.make_sampler."
         )
+
     if hasattr(q, "probs"):
         if scheme.independent:
             raise ValueError(
@@ -253,11 +262,13 @@ def _check_proposal(
             )
         as_q = as_probabilities if scheme.independent else as_proposal
         proposal = as_q("q", to_host(q), logits.shape[-1])
+
     if proposal.ndim == 2 and (logits.ndim == 1 or len(proposal) not in (1, len(logits))):
         raise ValueError(
             f"`q` of shape {proposal.shape} does not match `logits` of shape {logits.shape}; "
             "give one row for all examples, or one row for each."
         )
+
     return proposal
 
 
@@ -268,7 +279,9 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
     """
     if inputs.q.min() > 0.0 and inputs.logits.shape[1] > 1:
         return
-    zeros, scheme = inputs.q == 0.0, inputs.scheme
+
+    zeros = inputs.q == 0.0
+    scheme = inputs.scheme
     for row, (_, label, q) in enumerate(inputs.rows()):
         missing = zeros[row if len(zeros) > 1 else 0].copy()
         if not (scheme.draws_label or scheme.corrects_label):
@@ -283,7 +296,9 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
                     f"(example {row}), got none: there is no negative to draw; "
                     'use scheme="reject", whose loss takes no draw there.'
                 )
+
             missing[excluded] = False
+
         if takes_missing:
             continue
         if missing.any():
@@ -298,6 +313,7 @@ def require_digits(inputs: Inputs) -> None:
     """Raise ValueError if a probability q is subnormal, because 1 / q may overflow."""
     if inputs.q.min() >= MIN_Q or not ((inputs.q > 0.0) & (inputs.q < MIN_Q)).any():
         return
+
     scheme = inputs.scheme
     for row, (_, label, q) in enumerate(inputs.rows()):
         tiny = (q > 0.0) & (q < MIN_Q)
@@ -339,9 +355,11 @@ def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntAr
             "`certain` must be left out where `q` is a sampler that has certain classes, got "
             f"{short_repr(value)} in addition to those of the {type(q).__name__}."
         )
+
     chosen = of_sampler if value is None else value
     if chosen is None:
         return np.empty(0, np.int64)
+
     classes = as_class_set("certain", chosen, num_classes)
     if len(classes) and not scheme.allows_always_included:
         remedy = f"take one of {', '.join(certain_schemes())}"
@@ -351,6 +369,7 @@ def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntAr
             f"`certain` must be empty with scheme={scheme.name!r}, got {len(classes)} classes; "
             f"{remedy}."
         )
+
     return classes
 
 

@@ -143,12 +143,14 @@ def monte_carlo_bias(
         logits, labels, q, num_sampled, scheme, h, certain, allows_always_included=True
     )
     num_trials = as_count("num_trials", num_trials, 2)
-    key, workers = stream_key(rng), as_executor(executor)
+    key = stream_key(rng)
+    workers = as_executor(executor)
     if len(inputs.logits) == 1:
         estimates = iter([_simulate_examples(num_trials, key, (inputs, 0), workers)])
     else:
         tasks = ((inputs.of(examples), examples.start) for examples in inputs.parts())
         estimates = run_tasks(partial(_simulate_examples, num_trials, key), tasks, workers)
+
     bias, stderr, loss_bias, loss_stderr = inputs.columns(chain.from_iterable(estimates))
     return MonteCarloBias(bias, stderr, loss_bias, loss_stderr, num_trials)
 
@@ -161,7 +163,8 @@ def _simulate_examples(
     `task` is the inputs of some examples, and the index of the first one in the batch.
     """
     inputs, first = task
-    m, scheme = inputs.num_sampled, inputs.scheme
+    m = inputs.num_sampled
+    scheme = inputs.scheme
     rows: list[tuple[Any, ...]] = []
     for i, row in enumerate(inputs.rows(), first):
         # a compiled function returns a plain int: convert it, so that Numba sees a uint64 again
@@ -170,16 +173,22 @@ def _simulate_examples(
             simulation = simulate(*row, m, scheme, num_trials, example_key, executor=executor)
             rows.append(simulation[:4])
             continue
+
         merged = merge_certain_into_label(*row, inputs.certain)
-        bias, stderr, loss_bias, loss_stderr = np.zeros(1), np.zeros(1), 0.0, 0.0
+        bias = np.zeros(1)
+        stderr = np.zeros(1)
+        loss_bias = 0.0
+        loss_stderr = 0.0
         if len(merged.remaining):  # otherwise all classes are always included
             example = merged.logits, merged.label, merged.q
             bias, stderr, loss_bias, loss_stderr = simulate(
                 *example, m, scheme, num_trials, example_key, executor=executor
             )[:4]
+
         rows.append(
             (merged.split_members(bias), merged.split_members(stderr), loss_bias, loss_stderr)
         )
+
     return rows
 
 
@@ -220,10 +229,13 @@ def simulate(
         if executor is None
         else run_tasks(run_block, blocks, executor)
     )
+
     # for each bin, sums over the trials that draw from it: of p' - center, of its square, and of 1
     sums = np.zeros((len(center), 3))
+
     # of the loss difference and the projections: mean, and sum of squared deviations from it
     mean, squares = np.zeros((2, 1 + directions.shape[1]))
+
     # merge in the order of the blocks, so that the bits do not depend on the number of threads
     for trials, (block_sums, (block_mean, block_squares)) in zip(blocks, results, strict=True):
         sums += block_sums[:, 1:]
@@ -234,12 +246,14 @@ def simulate(
             squares += block_squares
             if trials.start:
                 squares += change**2 * (trials.start * size / trials.stop)
+
     # add the trials that did not draw from a bin: their p' - center is -center
     missed = num_trials - sums[:, 2]
     total = sums[:, 0] - missed * center
     square = sums[:, 1] + missed * center**2
     variance = np.maximum(square - total**2 / num_trials, 0.0) / (num_trials - 1)
-    bias, stderr = total / num_trials, np.sqrt(variance / num_trials)
+    bias = total / num_trials
+    stderr = np.sqrt(variance / num_trials)
     stderrs = np.sqrt(squares / (num_trials - 1) / num_trials)
     return Simulation(bias, stderr, float(mean[0]), float(stderrs[0]), mean[1:], stderrs[1:])
 
@@ -262,15 +276,19 @@ class _Plan(NamedTuple):
     always_included: IntArray  # classes that are included in every trial
     log_weights: FloatArray  # (n,) log weight of one draw of each class
     weights: FloatArray  # (n,) exp(log_weights), or empty if this could overflow or underflow
-    log_base: float  # log of the base mass, which the label adds to S without being drawn
-    offset: float  # log S + offset is the sampled loss minus the full softmax loss
-    accepted_only: bool  # whether to divide by the number of draws that are not the label
+    # log of the base mass, which the label adds to S without being drawn
+    log_base: float
+    # log S + offset is the sampled loss minus the full softmax loss
+    offset: float
+    # whether to divide by the number of draws that are not the label
+    accepted_only: bool
 
 
 class _Observables(NamedTuple):
     """The observables of a trial: sums of p' in bins and projections of p', minus their centers."""
 
-    bins: IntArray  # (n,) bin index of each class, or empty if each class is a bin
+    # (n,) bin index of each class, or empty if each class is a bin
+    bins: IntArray
     center: FloatArray  # (num_bins,) sum of the full softmax in each bin
     projection: FloatArray  # (n, P) directions of the projections
     projection_center: FloatArray  # (P,) projections of the full softmax
@@ -286,7 +304,11 @@ def _simulate_block(
 
 def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> _Plan:
     """Return the plan of one example: a scheme as an alias table, weights and a base mass."""
-    draws_cdf, fixed, num_draws, probs, log_unit = np.zeros(0), np.zeros(0, np.int64), m, q, 0.0
+    draws_cdf = np.zeros(0)
+    fixed = np.zeros(0, np.int64)
+    num_draws = m
+    probs = q
+    log_unit = 0.0
     divisors = q.copy()
     if scheme.excludes_label or scheme.divides_by_accepted:
         divisors[label] = 0.0
@@ -305,8 +327,10 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
             log_unit -= float(np.log(m))
         if scheme.excludes_label:
             probs = divisors
+
     log_weights = _divide_logs(log_p, divisors) + log_unit
-    log_base, offset = float(log_p[label]) if scheme.label_in_sum else -np.inf, 0.0
+    log_base = float(log_p[label]) if scheme.label_in_sum else -np.inf
+    offset = 0.0
     if scheme.corrects_label:
         log_base = float(log_weights[label])
         offset = float(log_p[label]) - log_base
@@ -366,7 +390,8 @@ def _run_block(
     number of trials. The second (2, 1 + P) has the mean, and the sum of squared deviations from the
     mean, of the loss difference and of the P projections.
     """
-    n, num_bins = len(plan.log_weights), len(target.center)
+    n = len(plan.log_weights)
+    num_bins = len(target.center)
     num_moments = 1 + len(target.projection_center)
     capacity = min(n, 1 + len(plan.always_included) + plan.words_per_trial) + 1
     seen = np.zeros(n, np.int32)  # all 0 between trials
@@ -377,6 +402,7 @@ def _run_block(
     sums = np.zeros((num_bins, 4))  # with the center, so that a bin needs one cache line
     for b in range(num_bins):
         sums[b, 0] = target.center[b]
+
     moments = np.zeros((2, num_moments))
     x = np.empty(num_moments)
     for trial in range(start, stop):
@@ -385,13 +411,16 @@ def _run_block(
             x[0] = plan.offset + _write_jackknife_probs(plan, size, ids, counts, values, ratios)
         else:
             x[0] = plan.offset + _write_probs(plan, size, ids, counts, values)
+
         if num_moments > 1:
             _write_projections(target.projection, target.projection_center, size, ids, values, x)
+
         # mean(x^2) - mean(x)^2 cancels if the deviations are small, so use Welford's update
         for i in range(num_moments):
             change = x[i] - moments[0, i]
             moments[0, i] += change / (trial - start + 1)
             moments[1, i] += change * (x[i] - moments[0, i])
+
         if len(target.bins) > 0:
             size = _merge_bins(size, ids, values, target.bins, bin_slot)
         for k in range(size):
@@ -400,6 +429,7 @@ def _run_block(
             sums[b, 1] += d
             sums[b, 2] += d * d
             sums[b, 3] += 1.0
+
     return sums, moments
 
 
@@ -422,7 +452,8 @@ def _write_projections(
         out[i] = 0.0
     for k in range(size):
         # read once: the compiler cannot know that the loop does not change these arrays
-        value, row = values[k], projection[ids[k]]
+        value = values[k]
+        row = projection[ids[k]]
         for i in range(len(center)):
             out[i] += value * (row[i] - center[i])
 
@@ -441,14 +472,17 @@ def _draw_trial(
     for j in plan.always_included:
         ids[size] = j
         size += 1
+
     for k in range(size):
         seen[ids[k]] += 1
+
     position = np.uint64(trial) * np.uint64(plan.words_per_trial)
     num_draws = plan.num_draws
     if len(plan.num_draws_cdf) > 0:
         num_random = count_below(plan.num_draws_cdf, uniform(key, position))
         # the uniform may exceed the last value of the cdf, which is rounded
         num_draws += min(num_random, len(plan.num_draws_cdf) - 1)
+
     for i in range(num_draws):
         word = mix64(key, position + np.uint64(i + 1))
         j = alias_draw(word, plan.thresholds, plan.alias)
@@ -456,9 +490,11 @@ def _draw_trial(
         ids[size] = j
         size += seen[j] == 0
         seen[j] += 1
+
     for k in range(size):
         counts[k] = min(seen[ids[k]], 1) if len(plan.num_draws_cdf) > 0 else seen[ids[k]]
         seen[ids[k]] = 0
+
     counts[0] -= 1  # the label was inserted, not drawn
     return size
 
@@ -473,11 +509,13 @@ def _write_draw_weights(
     the unit, the base mass and the total weight of all draws.
     """
     linear = len(plan.weights) > 0
-    top, drawn = 0.0 if linear else plan.log_base, 0.0
+    top = 0.0 if linear else plan.log_base
+    drawn = 0.0
     if not linear:
         for k in range(size):
             if counts[k] > 0:
                 top = max(top, plan.log_weights[ids[k]])
+
     for k in range(size):
         weights[k] = 0.0
         if linear:
@@ -485,6 +523,7 @@ def _write_draw_weights(
         elif counts[k] > 0:  # the weight of a label that was not drawn might overflow
             weights[k] = math.exp(plan.log_weights[ids[k]] - top)
         drawn += counts[k] * weights[k]
+
     return top, math.exp(plan.log_base - top), drawn
 
 
@@ -524,8 +563,11 @@ def _write_jackknife_probs(
     """
     m = plan.num_draws
     top, base, drawn = _write_draw_weights(plan, size, ids, counts, values)
-    total, heavy = base + drawn, 0
-    sum_ratios = logs = 0.0  # sums over the draws of 1 - S / S_k, and of log(S_k / S)
+    total = base + drawn
+    heavy = 0
+
+    # sums over the draws of 1 - S / S_k, and of log(S_k / S)
+    sum_ratios = logs = 0.0
     for k in range(size):
         ratios[k] = 0.0
         if values[k] > 0.5 * total:
@@ -535,6 +577,7 @@ def _write_jackknife_probs(
         ratios[k] = change / (1.0 + change)
         sum_ratios += counts[k] * ratios[k]
         logs += counts[k] * math.log1p(change)
+
     unit = without = 0.0
     if heavy > 0:
         unit, without = _sum_without_class(plan, size, ids, counts, heavy)
@@ -545,6 +588,7 @@ def _write_jackknife_probs(
             weight = plan.log_weights[ids[k]]
             values[k] += counts[k] * math.exp(weight - top) / total
             values[k] -= counts[k] * math.exp(weight - unit) / without
+
     fraction = (m - 1) / m
     values[0] = base / total * (1.0 + fraction * sum_ratios)
     if heavy > 0:
@@ -591,6 +635,8 @@ def _merge_bins(
             merged += 1
         else:
             values[slot] += values[k]
+
     for k in range(merged):
         bin_slot[ids[k]] = -1
+
     return merged

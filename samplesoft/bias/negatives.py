@@ -33,8 +33,10 @@ class Negatives:
     log_zt: float  # log of Z_t, the sum of the negatives' softmax probabilities
     log_p: FloatArray
     log_qn: FloatArray
-    log_ratio: FloatArray  # log(r_j / Z_t); the mean of r_j / Z_t under qn is 1
-    log_deviation: FloatArray  # log|r_j / Z_t - 1|; the difference has the sign of `log_ratio`
+    # log(r_j / Z_t); the mean of r_j / Z_t under qn is 1
+    log_ratio: FloatArray
+    # log|r_j / Z_t - 1|; the difference has the sign of `log_ratio`
+    log_deviation: FloatArray
     # log of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2; -inf if qn is the softmax
     log_chi2: float
     log_error_bound: float  # bound on the errors of `log_ratio`, `log_p`, `log_a` and `log_zt`
@@ -54,11 +56,14 @@ class NegativeSums(NamedTuple):
 
     num: int  # number n of classes
     max_logit: float  # the largest logit of a negative
-    exp_sum: float  # sum of exp(o - max_logit) over the negatives, with o the logits
-    q_sum: float  # sum of q over the classes that are drawn; as 1 - q_t it would lose digits
+    # sum of exp(o - max_logit) over the negatives, with o the logits
+    exp_sum: float
+    # sum of q over the classes that are drawn; as 1 - q_t it would lose digits
+    q_sum: float
     label_gap: float  # the label's logit minus `max_logit`
     q_masked: float  # q of the label if accidental hits are masked, otherwise 0
-    max_log_magnitude: float  # largest magnitude of the logs from which a log ratio is computed
+    # largest magnitude of the logs from which a log ratio is computed
+    max_log_magnitude: float
 
     @property
     def log_exp_sum(self) -> float:
@@ -97,6 +102,7 @@ class NegativeSums(NamedTuple):
             direct = (gap > -600.0) & (qn > 1e-300) & np.isfinite(ratio)
             log_ratio = np.where(direct, np.log(ratio), gap - log_qn - self.log_exp_sum)
             deviation = np.maximum(log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))
+
         return np.stack([gap - self.log_exp_sum + self.log_zt, log_qn, log_ratio, deviation])
 
     @property
@@ -118,14 +124,17 @@ def make_negatives(
     """
     keep = np.ones(logits.shape, dtype=np.bool_)
     keep[label] = False
-    kept_logits, kept_q = logits[keep], q[keep]
-    top, q_masked = float(kept_logits.max()), float(q[label]) if masked else 0.0
+    kept_logits = logits[keep]
+    kept_q = q[keep]
+    top = float(kept_logits.max())
+    q_masked = float(q[label]) if masked else 0.0
     mass = float(kept_q.sum()) + q_masked
     with np.errstate(all="ignore"):
         gap = np.maximum(kept_logits - top, -1e300)
         delta = float(np.clip(logits[label] - top, -1e300, 1e300))
         total = float(np.exp(gap).sum())
         reach = float(np.max(math.log(mass) - np.log(kept_q) - gap))
+
     sums = NegativeSums(logits.size, top, total, mass, delta, q_masked, reach)
     of_classes = sums.compute_logs(kept_logits, kept_q), sums.masked_hit_logs
     log_p, log_qn, log_ratio, log_deviation = np.concatenate(of_classes, axis=1)

@@ -68,18 +68,22 @@ from samplesoft.kernels.sort_ids import count_below
 
 _ATOMS_PER_CHUNK = 2048
 _MIN_TERMS_PER_THREAD = 1 << 13  # nodes times atoms
-_MAX_CELL_DECAY = np.log(2.0)  # largest l in cells: classes with pi > 1/2 are separate atoms
+# largest l in cells: classes with pi > 1/2 are separate atoms
+_MAX_CELL_DECAY = np.log(2.0)
 # at most one class in 256 is taken out of the cells, to make their range of l smaller
 _CLASSES_PER_LONE_ATOM = 256
 _MAX_CELL_LOG_W = 1e6  # largest |log w| in cells, in nats
 _INTERPOLATION_ERROR = 1e-16  # relative error of the interpolation in l
-_MAX_KAPPA_OF_DEVIATION = 1.0 / 3.0  # above it w / W - 1 > 1, which the kernels do not use
+# above it w / W - 1 > 1, which the kernels do not use
+_MAX_KAPPA_OF_DEVIATION = 1.0 / 3.0
 _CLASSES_PER_CHUNK = 1 << 13
 _ATOMS_PER_BLOCK = 512
 # y is u w
 _MAX_Y_OF_SERIES = 0.5  # for smaller y, 1 - exp(-y) is computed by a series
-_MAX_Y_OF_EXCESS_SERIES = 0.1  # for smaller y, log f + pi y is computed by a series
-_MAX_Y_OF_LIKELY = 40.0  # for smaller y and pi > 1/2, log f + pi y is expanded around exp(-y)
+# for smaller y, log f + pi y is computed by a series
+_MAX_Y_OF_EXCESS_SERIES = 0.1
+# for smaller y and pi > 1/2, log f + pi y is expanded around exp(-y)
+_MAX_Y_OF_LIKELY = 40.0
 
 
 def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
@@ -90,18 +94,18 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     w = e / q, and a is the softmax mass of the label and of all classes with q = 1.
     """
     draws = make_inclusion_draws(logits, label, q)
-    probs, always_in, classes, unit = (
-        draws.probs,
-        draws.always_in,
-        draws.classes,
-        draws.term_rounding,
-    )
+    probs = draws.probs
+    always_in = draws.always_in
+    classes = draws.classes
+    unit = draws.term_rounding
     if draws.random_mass == 0.0:
         return ExampleBias(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
+
     atoms = make_inclusion_atoms(classes)
     loss_unit = max(unit, relative_term_error_of_logs(draws.log_probs))
 
     best = None
+
     # a bias that is not finite has no finite error, and is never the better of two
     with np.errstate(all="ignore"):
         for step in halved_steps(STEP):
@@ -111,13 +115,15 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
             )
             base_flow = float(nodes.base_terms.sum())
             bias = flows - probs * (total + base_flow)  # (B9)
+
             # always-included classes: in (B9) their flow would cancel
             bias[always_in] = (
                 draws.fractions * base_flow * draws.random_mass - probs[always_in] * total
             )
             coarse += change_by_half_of_nodes(nodes.base_terms)
             magnitude += float(np.abs(nodes.base_terms).sum())
-            norm, loss_magnitude = float(np.abs(bias).sum()), float(nodes.loss_magnitudes.sum())
+            norm = float(np.abs(bias).sum())
+            loss_magnitude = float(nodes.loss_magnitudes.sum())
             row = ExampleBias(
                 bias=bias,
                 probs=probs,
@@ -132,6 +138,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
                 and row.loss_error <= (RELATIVE_TOLERANCE + 4.0 * loss_unit) * loss_magnitude
             ):
                 break
+
     assert best is not None
     return best
 
@@ -159,13 +166,15 @@ def make_inclusion_draws(logits: FloatArray, label: int, q: FloatArray) -> Inclu
     always_in = pi == 1.0
     always_in[label] = True
     pi[always_in] = 0.0
-    drawn, log_probs = pi > 0.0, log_softmax(logits)
+    drawn = pi > 0.0
+    log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     classes = make_included_classes(logits, probs, log_probs, pi)
     log_base = log_total_mass(log_probs[always_in])
     unit = relative_term_error_of_logs(log_probs[drawn], np.log(pi[drawn]))
     unit = max(unit, relative_term_error_of_logs(log_probs[always_in]))
-    random_mass, fractions = float(probs[~always_in].sum()), np.exp(log_probs[always_in] - log_base)
+    random_mass = float(probs[~always_in].sum())
+    fractions = np.exp(log_probs[always_in] - log_base)
     return InclusionDraws(
         log_probs, probs, always_in, classes, random_mass, log_base, fractions, unit
     )
@@ -176,7 +185,8 @@ class InclusionNodes(NamedTuple):
 
     x: FloatArray  # log u
     weights: FloatArray  # E exp(-u S) times the quadrature weight of du / u
-    base_terms: FloatArray  # terms of the flow (B6) of the base mass, proportional to 1 - psi_R
+    # terms of the flow (B6) of the base mass, proportional to 1 - psi_R
+    base_terms: FloatArray
     loss_terms: FloatArray  # terms of E[log S]
     # magnitudes of the summands from which `loss_terms` are computed, for their rounding errors
     loss_magnitudes: FloatArray
@@ -201,6 +211,7 @@ def make_inclusion_nodes(
         loss = -dx * difference_of_exp(log_weights, -u, products[:, 1])
         loss_magnitudes = exponent_magnitudes(np.abs(loss), log_weights)
         base_terms = weights * u_base * base_contrast(x, classes)
+
     return InclusionNodes(x, weights, base_terms, loss, loss_magnitudes)
 
 
@@ -237,7 +248,8 @@ class IncludedClasses:
     pi: FloatArray  # inclusion probability
     decay: FloatArray  # l = -log(1 - pi)
     kappa: FloatArray  # kappa = (w - W) / (w + W)
-    log_w_ref: float  # log of W, the w of the reference class; -inf if that is the label
+    # log of W, the w of the reference class; -inf if that is the label
+    log_w_ref: float
     pi_ref: float  # pi of the reference class; 0 if that is the label
 
 
@@ -246,7 +258,8 @@ class _ClassesInCells:
     """Which classes are in which cell; a cell is a panel of log w times the range of l."""
 
     classes: IncludedClasses
-    cell_ids: IntArray  # (n,) index of the cell of each class, or -1 for none
+    # (n,) index of the cell of each class, or -1 for none
+    cell_ids: IntArray
     num_cells: int  # number of cells
     max_decay: float  # upper end of l in cells; the lower end is 0
     degree: int  # number of Chebyshev polynomials in l
@@ -289,12 +302,14 @@ def make_included_classes(
     drawn = pi > 0.0
     with np.errstate(divide="ignore"):
         log_w = np.where(drawn, log_probs - np.log(pi), -np.inf)
+
     decay = -np.log1p(-pi)
     order = np.where(drawn, log_w - decay, -np.inf)
     floor = float(np.min(order, where=drawn, initial=np.inf)) - 1.0
     reference = weighted_median(np.where(drawn, order, floor), probs)
     if not drawn[reference]:
         return IncludedClasses(log_w, pi, decay, drawn.astype(float), -np.inf, 0.0)
+
     kappa = np.zeros(len(pi))
     at_reference = float(logits[reference]), float(pi[reference]), float(log_w[reference])
 
@@ -316,10 +331,12 @@ def make_inclusion_atoms(included: IncludedClasses) -> InclusionAtoms:
     """
     drawn = np.flatnonzero(included.pi)
     max_decay = _max_decay_in_cells(included.decay[drawn])
+
     # the poles of 1 / f in l have a distance of 3.14 from the real axis: it bounds the degree
     ratio = 2.0 * np.pi / max_decay
     degree = int(np.ceil(-np.log(_INTERPOLATION_ERROR) / np.log(ratio + np.hypot(ratio, 1.0))))
     slot = np.full(len(included.pi), -1)
+
     # exclude classes far from all others before counting: they would need a huge range of panels
     fit = drawn[
         (included.decay[drawn] <= max_decay) & (np.abs(included.log_w[drawn]) < _MAX_CELL_LOG_W)
@@ -332,6 +349,7 @@ def make_inclusion_atoms(included: IncludedClasses) -> InclusionAtoms:
     cells = _ClassesInCells(included, slot, int(crowded.sum()), max_decay, degree)
     lone = drawn[slot[drawn] < 0]
     log_w, pi, counts = _cell_nodes(cells, first_panel + np.flatnonzero(crowded))
+
     # if the label is the reference, log W is -inf and kappa is 1
     kappa = np.tanh(0.5 * (log_w - included.log_w_ref))
     of_lone = included.log_w[lone], included.pi[lone], included.kappa[lone], np.ones(len(lone))
@@ -361,7 +379,8 @@ def _cell_nodes(
 
     `panel_ids` (cells,) are the indices of the panels in log w.
     """
-    degree, shape = cells.degree, (cells.num_cells, cells.degree, DEGREE)
+    degree = cells.degree
+    shape = (cells.num_cells, cells.degree, DEGREE)
 
     def weighted_classes(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
         ids, slot, s, in_l = cells.locate(part)
@@ -370,6 +389,7 @@ def _cell_nodes(
     moments = class_moments(
         weighted_classes, len(cells.cell_ids) if cells.num_cells else 0, shape[:2]
     )
+
     # spread classes over nodes: multiply by the transpose of interpolation, in log w and in l
     weights = panels.coefficient_matrix(degree) @ moments @ panels.coefficient_matrix().T
     pi = -np.expm1(-cells.max_decay * panels.node_positions(degree))[:, None]
@@ -411,7 +431,8 @@ def _integrate_flows(
         integrals[:, atoms.unsorted_index[part]] = of_part
 
     thread_for_each(integrate_slice, chunks(len(atoms.unsorted_index), _ATOMS_PER_CHUNK))
-    lone, cells = atoms.lone_classes, atoms.cells
+    lone = atoms.lone_classes
+    cells = atoms.cells
     flows = np.zeros(len(included.pi))
 
     def write_flows(ids: IntArray, values: FloatArray, changes: FloatArray) -> FloatArray:
@@ -440,6 +461,7 @@ def _integrate_flows(
         interpolate_flows, chunks(len(flows) if cells.num_cells else 0, _CLASSES_PER_CHUNK)
     ):
         sums += chunk
+
     return flows, float(sums[0]), float(sums[1]), float(sums[2])
 
 
@@ -455,7 +477,8 @@ class InclusionPoints(NamedTuple):
     log_w: FloatArray
     pi: FloatArray  # between 0 and 1
     kappa: FloatArray  # (w - W) / (w + W)
-    deviation: FloatArray  # w / W - 1; only values between -1 and 1 are used
+    # w / W - 1; only values between -1 and 1 are used
+    deviation: FloatArray
 
 
 @njit
@@ -475,7 +498,8 @@ def _locate_in_cells(
     the upper end of l in cells, and `degree` the number of Chebyshev polynomials in l.
     """
     ids = np.flatnonzero(slot >= 0)
-    s, in_l = np.empty(len(ids)), np.ones((degree, len(ids)))
+    s = np.empty(len(ids))
+    in_l = np.ones((degree, len(ids)))
     for k, j in enumerate(ids):
         t = log_w[j] / WIDTH
         s[k] = 2.0 * (t - math.floor(t)) - 1.0
@@ -498,16 +522,21 @@ def log_products(
     log f and u times a constant. Instead each term is computed without cancellation: from second
     moments if u w is tiny, by a series up to u w = 0.1, and by the formula for larger u w.
     """
-    rows, still = np.empty((4, len(log_w))), np.zeros(len(log_w))
+    rows = np.empty((4, len(log_w)))
+    still = np.zeros(len(log_w))
     for i in range(len(pi)):
         rows[0, i] = counts[i] * pi[i]
         rows[1, i] = rows[0, i] * (1.0 - pi[i])
         rows[2, i] = counts[i] * np.log1p(-pi[i])
         rows[3, i] = counts[i] * math.exp(log_w[i] + np.log(pi[i]))
+
     # for each atom: moments of all atoms with smaller log w, and sums over those with larger log w
-    first, second = far_sums(rows, log_w, False)[0], far_sums(rows, 2.0 * log_w, False)[1]
+    first = far_sums(rows, log_w, False)[0]
+    second = far_sums(rows, 2.0 * log_w, False)[1]
     above = far_sums(rows, still, True)
-    y, f, z = np.empty(_ATOMS_PER_BLOCK), np.empty(_ATOMS_PER_BLOCK), np.empty(_ATOMS_PER_BLOCK)
+    y = np.empty(_ATOMS_PER_BLOCK)
+    f = np.empty(_ATOMS_PER_BLOCK)
+    z = np.empty(_ATOMS_PER_BLOCK)
     for k in range(len(x)):
         flat = count_below(log_w, FLAT - x[k])
         gone = count_below(log_w, GONE - x[k])
@@ -517,6 +546,7 @@ def log_products(
             last = math.exp(x[k] + log_w[flat - 1])
             total -= last * first[flat]
             excess += 0.5 * last * last * second[flat]
+
         for start in range(flat, gone, _ATOMS_PER_BLOCK):
             part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
             length = part.stop - part.start
@@ -525,6 +555,7 @@ def log_products(
             logs, surplus = _sum_logs_and_excess(counts[part], pi[part], *workspace)
             total += logs
             excess += surplus
+
         out[k, 0] = total
         out[k, 1] = excess
 
@@ -584,18 +615,22 @@ def _sum_logs_and_excess(
     """
     for i in range(len(counts)):
         f[i] = log_of_one_plus(z[i], f[i])
+
     for i in range(len(counts)):
         t = y[i] if y[i] < _MAX_Y_OF_EXCESS_SERIES else _MAX_Y_OF_EXCESS_SERIES
         close = _log1p_minus_linear(z[i]) + pi[i] * (second_order_series(t) * t * t)
         far = f[i] + pi[i] * y[i]
         z[i] = close if y[i] < _MAX_Y_OF_EXCESS_SERIES else far
+
     for i in range(len(counts)):
         if pi[i] > 0.5 and y[i] < _MAX_Y_OF_LIKELY:
             z[i] = _excess_of_likely_class(1.0 - pi[i], y[i])
+
     total = excess = 0.0
     for i in range(len(counts)):
         total += counts[i] * f[i]
         excess += counts[i] * z[i]
+
     return total, excess
 
 
@@ -613,14 +648,20 @@ def atom_integrals(
     The first two rows are computed by all nodes `x` = log u (K,) with their `weights`, the last two
     by every second node. `log_w_ref` is the log of W, or -inf if the label is the reference class.
     """
-    log_w, pi, kappa = points.log_w, points.pi, points.kappa
+    log_w = points.log_w
+    pi = points.pi
+    kappa = points.kappa
     num = len(x)
-    y_workspace, decay = np.empty(_ATOMS_PER_BLOCK), np.empty(_ATOMS_PER_BLOCK)
-    y_refs, scales = np.empty(num), np.empty(num)
+    y_workspace = np.empty(_ATOMS_PER_BLOCK)
+    decay = np.empty(_ATOMS_PER_BLOCK)
+    y_refs = np.empty(num)
+    scales = np.empty(num)
+
     # Terms of each node in the two limits of y. If y is nearly 0, the term of A is a multiple of
     # y / kappa, and the term of B a multiple of y. If exp(-y) is 0, the term of A is a multiple of
     # y / (kappa (1 - pi)), and the term of B is 0.
-    at_flat, at_gone = np.zeros((4, num)), np.zeros((4, num))
+    at_flat = np.zeros((4, num))
+    at_gone = np.zeros((4, num))
     for k in range(num):
         y_refs[k] = scaled(x[k], log_w_ref)
         scales[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))
@@ -629,17 +670,24 @@ def atom_integrals(
             scale = 1.0 if h == 0 else 2.0 if k % 2 == 0 else 0.0
             at_flat[h, k], at_flat[h + 1, k] = -scale * flat_term, scale * flat_term
             at_gone[h, k] = -scale * scales[k] * math.exp(-y_refs[k])
-    flat_scales, gone_scales = np.ones((4, len(log_w))), np.ones((4, len(log_w)))
+
+    flat_scales = np.ones((4, len(log_w)))
+    gone_scales = np.ones((4, len(log_w)))
     for h in range(0, 4, 2):
-        flat_scales[h], gone_scales[h] = 1.0 / kappa, 1.0 / (kappa * (1.0 - pi))
-    early, late = far_sums(at_flat, x, False), far_sums(at_gone, x, True)
+        flat_scales[h] = 1.0 / kappa
+        gone_scales[h] = 1.0 / (kappa * (1.0 - pi))
+
+    early = far_sums(at_flat, x, False)
+    late = far_sums(at_gone, x, True)
     reference = np.array([log_w_ref])
-    flat, gone = 0, len(log_w)
+    flat = 0
+    gone = len(log_w)
     for k in range(num):
         new_flat, new_gone = near_atoms(x[k], log_w, reference)
         add_far(x[max(k - 1, 0)], early, k, log_w, flat_scales, slice(new_flat, flat), out)
         add_far(x[k], late, k, log_w, gone_scales, slice(new_gone, gone), out)
-        flat, gone = new_flat, new_gone
+        flat = new_flat
+        gone = new_gone
         half = 2.0 * scales[k] if k % 2 == 0 else 0.0
         for start in range(flat, gone if scales[k] > 0.0 else flat, _ATOMS_PER_BLOCK):
             part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
@@ -647,6 +695,7 @@ def atom_integrals(
             # pass each row as an array: the compiler does not vectorise over rows of a 2-d array
             rows = out[0][part], out[1][part], out[2][part], out[3][part]
             _add_node_terms(x[k], scales[k], half, y_refs[k], block, y_workspace, decay, rows)
+
     add_far(x[num - 1], early, num, log_w, flat_scales, slice(0, flat), out)
 
 
@@ -669,12 +718,17 @@ def _add_node_terms(
     (exp(-y) - exp(-y_ref)) / kappa loses digits if w is near W. With d = y - y_ref, which equals
     kappa (y + y_ref), it is -exp(-y_ref) (y + y_ref) (1 - exp(-d)) / d. This is used for |d| <= 1.
     """
-    e_ref, drop_ref = math.exp(-y_ref), math.expm1(-y_ref)
-    log_w, pi, kappa, deviation = points.log_w, points.pi, points.kappa, points.deviation
+    e_ref = math.exp(-y_ref)
+    drop_ref = math.expm1(-y_ref)
+    log_w = points.log_w
+    pi = points.pi
+    kappa = points.kappa
+    deviation = points.deviation
     full_a, full_b, half_a, half_b = out
     for i in range(len(log_w)):
         y[i] = exp64(x + log_w[i])
         e[i] = exp64(-y[i])
+
     for i in range(len(log_w)):
         away = y_ref * deviation[i] if abs(deviation[i]) < 1.0 else y[i] - y_ref
         near = -1.0 if away < -1.0 else away

@@ -61,14 +61,17 @@ class Theorem1Terms(NamedTuple):
     `variance` are rounded up, by bounds on the rounding errors of the field and of g.
     """
 
-    second_moment: Scalar  # sum_j p_j^2 / q_j over the negatives, the first quantity of eq. 12
-    max_gap: Scalar  # max_{j, j'} |r_j - r_j'| over the negatives, the second quantity of eq. 12
+    # sum_j p_j^2 / q_j over the negatives, the first quantity of eq. 12
+    second_moment: Scalar
+    # max_{j, j'} |r_j - r_j'| over the negatives, the second quantity of eq. 12
+    max_gap: Scalar
     # (n,) or (B, n): |Z_t - r_k|, the third quantity of eq. 12; 0 at the label
     deviation: FloatArray
     # m UB_1 of eq. 11: the variance second_moment - Z_t^2, computed without this subtraction
     ub1: Scalar
     ub2: Scalar  # UB_2 of eq. 11: max_gap Z_t / (1 + second_moment)
-    lb_sum: Scalar  # sum_k p_k |Z_t - r_k|, which eq. 10 multiplies by -M / m
+    # sum_k p_k |Z_t - r_k|, which eq. 10 multiplies by -M / m
+    lb_sum: Scalar
     # (n,) or (B, n): p_j, and 0 at the label. It is g if the parameters are the logits.
     negative_probs: FloatArray
     variance: Scalar  # V, the variance of r under q, the factor of g
@@ -98,6 +101,7 @@ class Theorem1Terms(NamedTuple):
             upper = signed + 2.0 * bound[..., None] * ub2
             # eq. 10; 0 - x, because -x would give -0 for x = 0
             lower = np.broadcast_to(0.0 - bound[..., None] * lb_sum, upper.shape)
+
         return ldexp_or_inf(lower, unit), ldexp_or_inf(upper, unit)
 
     def distance_bounds(
@@ -108,15 +112,19 @@ class Theorem1Terms(NamedTuple):
         Each holds for every coordinate of the gradient's bias, for M = `grad_bound`, and is a
         scalar or (B,). The first is at most 2 M; the other two are NaN if they overflow.
         """
-        m, bound = as_count("num_sampled", num_sampled), np.asarray(grad_bound)
+        m = as_count("num_sampled", num_sampled)
+        bound = np.asarray(grad_bound)
         with np.errstate(all="ignore"):
-            variance_above, gap = self.variance_above, self.gap_above / m
+            variance_above = self.variance_above
+            gap = self.gap_above / m
             remainder = (
                 variance_above * np.hypot(np.sqrt(3.0 * variance_above / m), gap) + self.root * gap
             )
             remainder += self.label_part
-            from_lead, from_minus_lead = self.spread + remainder, self.shifted + variance_above
+            from_lead = self.spread + remainder
+            from_minus_lead = self.shifted + variance_above
             from_zero = np.fmin(self.spread + variance_above, self.shifted + remainder)
+
             # the bound 2 M holds because p and p' sum to 1
             return (
                 np.fmin(from_zero * bound / m, 2.0 * bound),
@@ -236,8 +244,11 @@ def theorem1_terms_of(inputs: Inputs) -> Theorem1Terms:
 
 def _terms_of_negatives(negatives: Negatives) -> Theorem1Terms:
     """Return the terms of Theorem 1 of one example, printed and corrected."""
-    log_zt, log_ratio = negatives.log_zt, negatives.log_ratio
-    log_p, log_deviation = negatives.log_p, negatives.log_deviation
+    log_zt = negatives.log_zt
+    log_ratio = negatives.log_ratio
+    log_p = negatives.log_p
+    log_deviation = negatives.log_deviation
+
     # sum_j q_j r_j^2 = Z_t^2 (1 + chi2), because the mean of r under q is Z_t
     log_second = 2.0 * log_zt + float(np.logaddexp(0.0, negatives.log_chi2))
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
@@ -258,21 +269,27 @@ def _terms_of_negatives(negatives: Negatives) -> Theorem1Terms:
 
 def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
     """Return the last seven fields of `Theorem1Terms`, for the corrected theorem, by name."""
-    log_zt, log_ratio, log_p = negatives.log_zt, negatives.log_ratio, negatives.log_p
+    log_zt = negatives.log_zt
+    log_ratio = negatives.log_ratio
+    log_p = negatives.log_p
     unit = negatives.log_error_bound
     with np.errstate(all="ignore"):
         probs = np.exp(log_p)
         if len(log_p) == 1 or unit > _MAX_LOG_ROUNDING:  # equal draws, or ratios without digits
             bound = 0.0 if len(log_p) == 1 else np.inf
             return dict.fromkeys(Theorem1Terms._fields[-7:], np.float64(bound))
+
         grow = 1.0 + 16.0 * unit
         rms = np.exp(log_zt + 0.5 * np.logaddexp(0.0, negatives.log_chi2)) * grow
         deviation = np.exp(log_zt + 0.5 * negatives.log_chi2)
+
         # a relative error e of every r changes the standard deviation of r by at most e times rms
         above = (deviation + np.expm1(4.0 * unit) * rms) * grow
-        variance, variance_above = deviation * deviation, above * above
+        variance = deviation * deviation
+        variance_above = above * above
         centred = np.exp(log_p + log_zt + negatives.log_deviation) * np.sign(log_ratio)
-        high, low = log_ratio.max(), log_ratio.min()
+        high = log_ratio.max()
+        low = log_ratio.min()
         gap = np.exp(log_zt + high) * (-np.expm1(low - high) + 16.0 * unit)
         rounding_of_g = (
             variance_above - variance + variance_above * (4.0 * unit + EPS * (len(log_p) + 16.0))
@@ -377,13 +394,16 @@ def _divide_by_power_of_two(
     `shape` is the shape of the result for M, () or (B,).
     """
     require_host_array("g", g)
-    weights, bound = np.asarray(g, dtype=np.float64), np.broadcast_to(grad_bound, shape)
+    weights = np.asarray(g, dtype=np.float64)
+    bound = np.broadcast_to(grad_bound, shape)
     sizes = np.abs(weights).max(), bound.max()
     for name, size in zip(("g", "grad_bound"), sizes, strict=True):
         if np.isnan(size):
             raise ValueError(f"`{name}` must hold numbers, got NaN.")
+
     if bound.min() < 0.0:
         raise ValueError(f"`grad_bound` must be at least 0, got {bound.min()}; it bounds |J|.")
+
     unit = int(np.frexp(max(sizes))[1])
     return ldexp_or_inf(weights, -unit), ldexp_or_inf(bound, -unit), unit
 
@@ -570,7 +590,9 @@ def theorem2_ratio(
             f"`estimates` of shape {features.shape} does not match `cosine` of shape "
             f"{cosines.shape}; give one value for each class in both."
         )
-    cosines, features = cosines[classes], features[classes]
+
+    cosines = cosines[classes]
+    features = features[classes]
     features = features / max(float(np.abs(features).max()), np.finfo(np.float64).tiny)
     constant = float(features.sum())
     if constant <= 0.0:
@@ -579,7 +601,9 @@ def theorem2_ratio(
             f"{'of 0' if constant == 0.0 else 'below 0'}: they define no proposal; "
             "use more features, a smaller nu, or clip them."
         )
-    log_z_tau, log_z_nu = log_sum_exp(tau * cosines), log_sum_exp(nu * cosines)
+
+    log_z_tau = log_sum_exp(tau * cosines)
+    log_z_nu = log_sum_exp(nu * cosines)
     log_center = (tau - nu) * cosines
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
         log_ratio = tau * cosines - log_z_tau - np.log(np.abs(features)) + math.log(constant)
@@ -615,12 +639,14 @@ def _check_cosine(cosine: ArrayLike, labels: int) -> tuple[FloatArray, IntArray]
     t = as_labels("labels", labels, n, ()).item()
     if n == 1:
         raise ValueError("`cosine` must cover at least 2 classes, got 1: there is no negative.")
+
     largest = float(np.abs(cosines).max())
     if largest > 1.0 + COSINE_TOLERANCE:
         raise ValueError(
             f"`cosine` must lie in [-1, 1], got a size of {largest:.6g}; "
             "divide h and the class vectors by their norms."
         )
+
     return cosines, np.delete(np.arange(n, dtype=np.int64), t)
 
 
@@ -718,6 +744,7 @@ def theorem2_corrected(
             f"`gamma` must be less than 1, got {gamma:.6g}; from 1 on an estimate may be 0, "
             "and the ratio has no bound."
         )
+
     x = np.minimum(cosines[classes], 1.0)
     kappa = (1.0 + gamma) / (1.0 - gamma)
     with np.errstate(over="ignore", under="ignore"):
@@ -730,12 +757,15 @@ def theorem2_corrected(
         center = np.exp(log_center)
         logits = tau * np.append(x, cosines[labels])
         log_p = log_softmax(logits)[:-1]
-        probs, joint = np.exp(log_p), np.exp(log_p + log_center)
+        probs = np.exp(log_p)
+        joint = np.exp(log_p + log_center)
         rest = float(probs.sum())  # 1 - p_t
+
         # two upper bounds on the mean of max(r - Z_t, 0) / Z_t, of which the smaller one is used
         at_once = np.maximum(kappa * joint - probs, 0.0).sum()
         apart = np.maximum(joint - probs, 0.0).sum()
         apart += rest * center.max() ** 2 * 0.5 * gamma / (1.0 - gamma)
+
     return Theorem2Corrected(
         classes=classes,
         lower=center / kappa,

@@ -65,7 +65,8 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
     (array([ 0.0004 ,  0.00109,  0.00297, -0.00446]), -0.00447)
     """
     o = as_real_array("logits", logits, (1, 2))
-    n, rows = o.shape[-1], np.atleast_2d(o)
+    n = o.shape[-1]
+    rows = np.atleast_2d(o)
     targets = np.atleast_1d(as_labels("labels", labels, n, o.shape[:-1]))
     inside = np.zeros(rows.shape, np.bool_)
     np.put_along_axis(inside, as_ids("ids", ids, n, len(rows)), True, axis=1)
@@ -78,11 +79,13 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
         # log((1 - p(A)) / p(A)): -inf if no class is outside A; otherwise the sum outside A, in
         # units of its largest term, is at least 1
         odds = tops[1] - tops[0] + np.log(np.maximum(masses[1], 1.0) / masses[0])
+
     fractions = weights / np.where(inside, masses[0][:, None], masses[1][:, None])
     mass = expit(odds)[:, None]
     bias = np.where(inside, fractions, -fractions) * mass
     probs = fractions * np.where(inside, expit(-odds)[:, None], mass)
     loss_bias = 0.0 - np.logaddexp(0.0, odds)
+
     # relative errors: of the sums, of the odds, and of exponentials of rounded differences
     unit = _EPS * (16.0 + np.log2(n))
     of_odds = _EPS * np.abs(np.where(np.isfinite(odds), odds, 0.0))

@@ -28,7 +28,8 @@ class SpreadSums(Pass):
     stage = "bounds"
 
     def __init__(self, results: PassResults) -> None:
-        self.results, self.negatives = results, negative_sums(results.draws)
+        self.results = results
+        self.negatives = negative_sums(results.draws)
         self.spread = RatioRange()
 
     @classmethod
@@ -66,7 +67,9 @@ class BoundSums(Pass):
     stage = "bounds"
 
     def __init__(self, results: PassResults, spread: RatioRange) -> None:
-        self.results, self.spread, self.ends = results, spread, EndTotals()
+        self.results = results
+        self.spread = spread
+        self.ends = EndTotals()
         self.negatives = negative_sums(results.draws)
         transform = None
         if has_accurate_ratios(results.draws, self.negatives):

@@ -41,11 +41,9 @@ class ClassBounds:
         spread: RatioRange,
         transform: TransformBounds | None,
     ) -> None:
-        self._m, self._negatives, self._slack = (
-            draws.num_draws,
-            sums,
-            _LOGS_PER_BOUND * sums.log_error_bound,
-        )
+        self._m = draws.num_draws
+        self._negatives = sums
+        self._slack = _LOGS_PER_BOUND * sums.log_error_bound
         self._gaps = GapBounds(draws, sums, spread, self._slack, transform)
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             self._at_label = self._gaps.log_bounds(self._m, np.array([sums.log_a]), np.zeros(1))
@@ -58,8 +56,12 @@ class ClassBounds:
         Both are (k + 1,), or (k,) without the label if `label` is None. `columns` (4, k) are the
         logs of `NegativeSums.compute_logs` for the negatives.
         """
-        m, slack, sums = self._m, self._slack, self._negatives
-        log_a, log_zt, log_m = sums.log_a, sums.log_zt, math.log(m)
+        m = self._m
+        slack = self._slack
+        sums = self._negatives
+        log_a = sums.log_a
+        log_zt = sums.log_zt
+        log_m = math.log(m)
         log_p, _, log_ratio, log_deviation = columns
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             # log of the label's mass plus the weight of one draw of class j
@@ -76,13 +78,16 @@ class ClassBounds:
                 second = np.exp(log_p + gap)
                 end = first + sign * (slack * size + TINY) + second * widen
                 ends.append((of_label, end))
+
             floor = np.append(-np.exp(log_p) * (1.0 + slack) - TINY, 0.0)
             of_label = float(np.exp(log_zt)) * (1.0 + slack) + TINY
             ceiling = np.append(slack - np.expm1(log_p), of_label)
+
         lower = np.maximum(np.append(ends[0][1], ends[0][0]), floor)
         upper = np.minimum(np.append(ends[1][1], ends[1][0]), ceiling)
         if label is None:
             return lower[:-1], upper[:-1]
+
         order = np.insert(np.arange(len(log_p)), label, len(log_p))
         return lower[order], upper[order]
 
@@ -108,7 +113,8 @@ class EndTotals:
 
 def negative_sums(draws: Draws) -> NegativeSums:
     """Return the `NegativeSums` of an example from the totals of its draws."""
-    totals, masked = draws.totals, not draws.scheme.excludes_label
+    totals = draws.totals
+    masked = not draws.scheme.excludes_label
     q_masked = totals.label_q if masked else 0.0
     mass = float(totals.q_others.value) + q_masked
     with np.errstate(all="ignore"):

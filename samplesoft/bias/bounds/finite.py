@@ -49,7 +49,8 @@ from samplesoft.bias.without_replacement.terms import equidistant_node, make_wei
 from samplesoft.schemes import Scheme, as_scheme
 
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
-_SET_TRUNCATION = 1e-16  # absolute, of the parts of E[p'] that the nodes in u leave out
+# absolute, of the parts of E[p'] that the nodes in u leave out
+_SET_TRUNCATION = 1e-16
 _SET_EXPONENT_ROUNDING = 64.0 * EPS  # relative rounding error of an exponent summed over classes
 
 
@@ -109,8 +110,10 @@ def _bound_gradient(
     lower: FloatArray, upper: FloatArray, jacobian: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return lower and upper bounds (P,) on the bias of the gradient of one example."""
-    middle, radius = 0.5 * (lower + upper), 0.5 * (upper - lower)
+    middle = 0.5 * (lower + upper)
+    radius = 0.5 * (upper - lower)
     mean = radius @ jacobian / (float(radius.sum()) or 1.0)
+
     # the rounding error of a sum of n products is at most n / 2 eps of the sum of their magnitudes
     units = EPS * (len(lower) + 16) * np.maximum(-lower, upper)
     rounding = units @ np.abs(jacobian)
@@ -120,6 +123,7 @@ def _bound_gradient(
         center = middle @ centred
         reach = radius @ np.abs(centred) + rounding + float(units.sum()) * np.abs(shift)
         ends.append((center - reach, center + reach))
+
     return np.maximum(ends[0][0], ends[1][0]), np.minimum(ends[0][1], ends[1][1])
 
 
@@ -218,6 +222,7 @@ def finite_sample_bounds(
         return FiniteSampleBounds(
             *run_passes_on_dask(logits, labels, q, make_first_pass, bounds_of_chunk)[0]
         )
+
     return finite_sample_bounds_of(
         check_inputs(logits, labels, q, num_sampled, scheme, h, require=_require_set_or_bounds)
     )
@@ -225,7 +230,8 @@ def finite_sample_bounds(
 
 def finite_sample_bounds_of(inputs: Inputs) -> FiniteSampleBounds:
     """Return `finite_sample_bounds` of checked inputs."""
-    m, scheme = inputs.num_sampled, inputs.scheme
+    m = inputs.num_sampled
+    scheme = inputs.scheme
     if scheme.distinct:
         return FiniteSampleBounds(
             *inputs.columns(_bounds_without_replacement(row, inputs) for row in inputs.rows())
@@ -253,10 +259,12 @@ def _require_set_or_bounds(scheme: Scheme) -> None:
 
 def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
     """Return the lower and upper bounds, both (n,), of one example, for draws with replacement."""
-    sums, others = negative_sums(draws), np.arange(len(draws.q)) != draws.label
+    sums = negative_sums(draws)
+    others = np.arange(len(draws.q)) != draws.label
     trivial = trivial_bounds(sums, len(draws.q))
     if trivial is not None:
         return trivial
+
     columns = sums.compute_logs(draws.logits[others], draws.q[others])
     spread = RatioRange().add(columns).add(sums.masked_hit_logs)
     transform = None
@@ -266,6 +274,7 @@ def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
             transform = make_transform_bounds(
                 draws, ratios, make_atoms(draws, ratios), sums.log_error_bound
             )
+
     lower, upper = ClassBounds(draws, sums, spread, transform).bounds_of_classes(
         draws.label, columns
     )
@@ -284,8 +293,11 @@ def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[Float
     if not isinstance(race, ExponentialRace):  # all classes are drawn
         row = set_bias(example, inputs.num_sampled, inputs.scheme)
         return row.bias - row.error, row.bias + row.error
+
     rule_error, truncation = race.time_quadrature_errors()
-    inclusion, expected, gap = np.ones(len(logits)), np.zeros(len(logits)), np.zeros(len(logits))
+    inclusion = np.ones(len(logits))
+    expected = np.zeros(len(logits))
+    gap = np.zeros(len(logits))
     inclusion[drawn] = race.inclusion[0]
     gap[drawn] = np.abs(race.inclusion[0] - race.inclusion_by_nodes) + truncation
     weights = make_weights(logits, label, inputs.scheme, inclusion)
@@ -298,6 +310,7 @@ def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[Float
     )
     unit = 2.0 * (unit + rule_error) + relative_term_error(terms.max_log_magnitude)
     divisor_error = gap / inclusion
+
     # if pi_k has no correct digits, the sets that contain k count as left out
     unknown = divisor_error > 0.5
     absolute_error = truncation + 2.0 * float((inclusion + gap)[unknown].sum()) + _SET_TRUNCATION

@@ -21,14 +21,17 @@ from samplesoft.bias.with_replacement.nodes import evaluate_nodes
 from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels.exponential import exp64
 
-_MAX_LOG_ROUNDING = 1e-9  # with a larger error of their logs, ratios have no useful transform
+# with a larger error of their logs, ratios have no useful transform
+_MAX_LOG_ROUNDING = 1e-9
 _LOG_STEP = 0.2  # in log v, of the trapezoid rule
 _FIRST_LOG_RATE = -14.0  # log(m v mean) at the first node
 _BASES_PER_CHUNK = 1 << 14
 # relative error of the Laplace transform and of sums; by panels, exp(-v r) has an error of 2e-15
 TRANSFORM_ROUNDING = 1e-12
-_MAX_DIGIT_LOSS = 1e8  # nodes at which the transform loses more than 8 digits are dropped
-FARTHEST_EXPONENT = 700.0  # for u base > 700, exp(-700) is an upper bound on exp(-u base)
+# nodes at which the transform loses more than 8 digits are dropped
+_MAX_DIGIT_LOSS = 1e8
+# for u base > 700, exp(-700) is an upper bound on exp(-u base)
+FARTHEST_EXPONENT = 700.0
 _UNDERFLOW_EXPONENT = 745.0  # exp(-745) is nearly the smallest positive float64
 
 
@@ -80,6 +83,7 @@ class GapBounds:
     ) -> None:
         self._slack = slack
         self._m = draws.num_draws
+
         # Let every ratio r_j / Z_t have a relative error of at most `rounding`. By the triangle
         # inequality, the root of the chi-square divergence then changes by at most
         # rounding * sqrt(sum_j qn_j (r_j / Z_t + 1)^2).
@@ -87,6 +91,7 @@ class GapBounds:
             root = float(np.exp(0.5 * spread.chi2_sum.log))
             moved = 2.0 * sums.log_error_bound * math.hypot(root, 2.0)
             ends = np.log([max(root - moved, 0.0), root + moved])
+
         self._log_variance = 2.0 * (sums.log_zt + ends)  # (2,) lower and upper bound on log V
         most, least = spread.log_ratio_range
         self._log_ends = sums.log_zt + most + slack, sums.log_zt + least - slack
@@ -120,7 +125,9 @@ class GapBounds:
         ``1/S`` is the integral of ``exp(-u S)`` over u. By the trapezoid rule in log u, the gap has
         a relative error with a proved bound, for every distribution of S.
         """
-        m, slack, step = self._m, self._slack, transform.step
+        m = self._m
+        slack = self._slack
+        step = transform.step
         u = m * transform.v
         decay = draws * transform.v * transform.mean_ratio
         with np.errstate(all="ignore"):  # a bound that is not finite is ignored
@@ -141,7 +148,9 @@ class GapBounds:
                 least = float(base.min(initial=np.inf)) * (1.0 - slack)
                 least += math.exp(self._log_ends[1]) * draws / m
                 high[-1] += step * most[-1] * _sum_beyond_last_node(float(u[-1]), step, least)
+
             high = np.where(np.isnan(high), np.inf, high)
+
         kept = high > 0.0
         sums = np.empty((2, len(base)))
 
@@ -252,20 +261,26 @@ def make_transform_bounds(
         x = np.arange(_FIRST_LOG_RATE - math.log(draws.num_draws) - log_mean, last, _LOG_STEP)
         nodes = evaluate_nodes(draws, ratios, atoms, x, np.zeros_like(x))
         digit_loss = np.exp(-nodes.log_scaled_transform)
+
     good = np.isfinite(nodes.excess) & (digit_loss < _MAX_DIGIT_LOSS)
     if not good.any():
         return None
-    v, excess = nodes.v[good], nodes.excess[good]
+
+    v = nodes.v[good]
+    excess = nodes.excess[good]
     relative = 4.0 * rounding + TRANSFORM_ROUNDING
     mean_exponent = v * draws.mean_ratio
     error = relative * (excess + 2.0 * mean_exponent + digit_loss[good] - 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
-        p = np.expm1(excess)  # is of second order in v, and so must be the bound on its error
+        # is of second order in v, and so must be the bound on its error
+        p = np.expm1(excess)
         root = np.sqrt(2.0 * p * np.exp(mean_exponent))
         near = TRANSFORM_ROUNDING * p + 2.0 * rounding * (
             (2.0 + mean_exponent) * p + 2.0 * mean_exponent * root
         )
+
     error = np.fmin(error, near)
+
     # A relative error of all ratios changes log E exp(-v r) by at most this error times v times the
     # tilted mean of r, which is at most |log E exp(-v r)|.
     log = nodes.log_transform[good]

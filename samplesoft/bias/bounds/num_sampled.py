@@ -124,6 +124,7 @@ def smallest_num_sampled(norm: Callable[[int], float], first: int, target: float
     low, above = first, log_excess(first)
     if above <= 0.0:
         return first
+
     high, below = low, above
     while below > 0.0:
         low, above = high, below
@@ -134,6 +135,7 @@ def smallest_num_sampled(norm: Callable[[int], float], first: int, target: float
                 "give a larger one."
             )
         below = log_excess(high)
+
     last_sign = 0.0
     while high - low > 1:
         fraction = above / (above - below)
@@ -147,4 +149,5 @@ def smallest_num_sampled(norm: Callable[[int], float], first: int, target: float
             high, below = middle, at_middle
             above *= 0.5 if last_sign < 0.0 else 1.0
         last_sign = 1.0 if at_middle > 0.0 else -1.0
+
     return high

@@ -50,16 +50,19 @@ def run_passes_on_dask(
     o, proposal = da.asarray(logits), da.asarray(q)
     if "c" in (o.dtype.kind, proposal.dtype.kind):
         raise TypeError("`logits` and `q` must hold real numbers, got complex ones.")
+
     o, proposal = o.astype(float), proposal.astype(float)
     if o.ndim not in (1, 2) or np.isnan(o.shape).any() or proposal.shape[-1:] != o.shape[-1:]:
         raise ValueError(
             f"`logits` and `q` must be of known shapes (n,) or (B, n) with the same n, got "
             f"{o.shape} and {proposal.shape}; call compute_chunk_sizes() for unknown ones."
         )
+
     if o.ndim == 1:
         label = as_labels("labels", labels, len(o), ()).item()
         lazy, result = _run_passes_of_example(o, proposal, make_first_pass(label), columns, vectors)
         return lazy, [result]
+
     proposals = da.broadcast_to(proposal, o.shape)
     targets = as_labels("labels", labels, o.shape[1], o.shape[:1])
     rows = [
@@ -76,7 +79,8 @@ def _run_passes_of_example(
 
     Returns the lazy array (2, n) of the example, and the result of the last pass.
     """
-    da, delayed = import_module("dask.array"), import_module("dask").delayed
+    da = import_module("dask.array")
+    delayed = import_module("dask").delayed
     q = q.rechunk(o.chunks)
     starts = [0, *np.cumsum(o.chunks[0])[:-1].tolist()]
     pairs = list(zip(starts, o.to_delayed(), q.to_delayed(), strict=True))
@@ -85,7 +89,8 @@ def _run_passes_of_example(
         blocks = vectors.rechunk((o.chunks[0], vectors.shape[1])).to_delayed()
         rows = [tuple(block) for block in blocks]
     while isinstance(sums, Pass):
-        current, takes_vectors = delayed(sums), sums.takes_vectors
+        current = delayed(sums)
+        takes_vectors = sums.takes_vectors
         partial_sums = [
             delayed(_sums_of_chunk)(current, *pair, *(chunk_vectors if takes_vectors else ()))
             for pair, chunk_vectors in zip(pairs, rows, strict=True)
@@ -95,7 +100,9 @@ def _run_passes_of_example(
             partial_sums = [
                 delayed(_merge_passes)(partial_sums[i : i + _MERGES_PER_TASK]) for i in groups
             ]
+
         sums = partial_sums[0].compute().finish()
+
     options = {"starts": starts, "dtype": float, "meta": np.empty((0, 0)), "new_axis": 0}
     shape = ((2,), *o.chunks)
     return da.map_blocks(

@@ -154,7 +154,9 @@ class BiasSums(Pass):
     def _new_pass(self, sums: type[_PassSums], results: PassResults) -> BiasSums:
         """Return a pass with empty `sums`, given the `results` of all earlier passes."""
         new = BiasSums.__new__(BiasSums)
-        new._results, new._sums, new._make_result = results, sums(results), self._make_result
+        new._results = results
+        new._sums = sums(results)
+        new._make_result = self._make_result
         return new
 
     def add(self, start: int, logits: Any, q: Any) -> BiasSums:
@@ -214,7 +216,8 @@ class PassResults(NamedTuple):
 
     totals: Totals
     ratios: Any = None  # `Ratios` without class arrays: only the centres of the ratios
-    atoms: Any = ()  # `Atoms` of the classes, followed by those of the pairs if there are pairs
+    # `Atoms` of the classes, followed by those of the pairs if there are pairs
+    atoms: Any = ()
 
     @property
     def draws(self) -> Draws:
@@ -276,7 +279,8 @@ class _RatioSums(_PassSums):
     stage = "deviations"
 
     def __init__(self, results: PassResults) -> None:
-        self.results, self.statistics = results, RatioStatistics(results.draws)
+        self.results = results
+        self.statistics = RatioStatistics(results.draws)
 
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> None:
         self.statistics.add(draws_of_chunk(self.results.totals, start, logits, q))
@@ -342,13 +346,16 @@ class ChunkBias:
     SCALARS = "loss_bias", "error", "loss_error"
 
     def __init__(self, results: PassResults) -> None:
-        self._results, self.size = results, 0.0
+        self._results = results
+        self.size = 0.0
         self._flows: Flows | None = None  # None: the bias is trivial
         self._other_bias = 0.0  # sum of the bias of all classes but the label
         row = trivial_bias(results.draws)
         if row is None:
             row = self._integrate(results.draws)
-        self.loss_bias, self.error, self.loss_error = row.loss_bias, row.error, row.loss_error
+        self.loss_bias = row.loss_bias
+        self.error = row.error
+        self.loss_error = row.loss_error
 
     def _integrate(self, draws: Draws) -> ExampleBias:
         """Integrate with smaller and smaller steps, and store the flows of the smallest error.
@@ -356,10 +363,12 @@ class ChunkBias:
         The bias of each class is computed from these flows, eq. (B6). Returns the loss bias and the
         errors; the field `bias` of the result holds the stored values, not a bias.
         """
-        atoms, pairs = self._results.atoms, None
+        atoms = self._results.atoms
+        pairs = None
         if len(atoms) > 1:
             pairs = Pairs(draws=draws, ratios=self._results.all_ratios[1], atoms=atoms[1])
-        integral, best = Integral(draws, self._results.ratios, atoms[0], pairs), None
+        integral = Integral(draws, self._results.ratios, atoms[0], pairs)
+        best = None
         with np.errstate(all="ignore"):  # a result that is not finite is never the better one
             for flows in integral.attempts():
                 bias = _bias_of_panels(flows, draws)
@@ -369,6 +378,7 @@ class ChunkBias:
                 best = combine_better(best, row)
                 if is_enough:
                     break
+
         assert best is not None
         self._flows, self._other_bias, self.size = best.bias
         return best
@@ -422,7 +432,8 @@ def _bias_of_panels(integrals: Flows, draws: Draws) -> FloatArray:
 
     A panel is an interval of log ratios. The last entry is 0 if the label has no fixed term in S.
     """
-    atoms, points = integrals.atoms, integrals.atoms.points
+    atoms = integrals.atoms
+    points = integrals.atoms.points
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         masses = np.sign(points.q) * np.exp(np.log(np.abs(points.q)) + points.log_r)
     flows = atoms.by_panel(points.q_kappa * integrals.values).sum(axis=1)
@@ -458,7 +469,9 @@ def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatA
             f"`q` of {len(proposal)} classes does not match `logits` of {len(o)} in the chunk that "
             f"starts at class {start}; cut both at the same classes."
         )
-    wrong, label_index = proposal < MIN_Q, totals.label - start
+
+    wrong = proposal < MIN_Q
+    label_index = totals.label - start
     scheme = totals.scheme
     if 0 <= label_index < len(o) and not (scheme.draws_label or scheme.corrects_label):
         wrong[label_index] = proposal[label_index] < 0.0
@@ -469,6 +482,7 @@ def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatA
             f"{scheme.name!r} can draw, got {proposal[index]} at class {start + index}; mix the "
             "proposal with a little of the uniform distribution."
         )
+
     return o, proposal
 
 
@@ -563,11 +577,14 @@ def run_passes(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
                 sums.add(start, logits, q)
                 start += len(logits)
                 bar.update(len(logits))
+
         num = start if num is None else num
         if start != num:
             raise ValueError(
                 f"`chunks` must return all classes each time it is called, got {num:,} at first "
                 f"and then {start:,}; make the iterable in it."
             )
+
         sums = sums.finish()
+
     return sums

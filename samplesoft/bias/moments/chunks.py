@@ -52,7 +52,8 @@ def moments_of_dask(
 ) -> Iterable[Any]:
     """Return the fields of `GradientMoments` for Dask arrays, each a float or an array (B,)."""
     da: Any = import_module("dask.array")
-    vectors, scale = da.asarray(class_embeddings, dtype=float), as_positive("tau", tau)
+    vectors = da.asarray(class_embeddings, dtype=float)
+    scale = as_positive("tau", tau)
     require_squarable(np.ones(1), scale)
     if vectors.ndim != 2 or len(vectors) != logits.shape[-1]:
         raise ValueError(
@@ -69,24 +70,31 @@ def moments_of_dask(
     columns = [scale * scale * np.array(column) for column in zip(*rows, strict=True)]
     if logits.ndim == 1:
         return [float(column[0]) for column in columns]
+
     return columns
 
 
 class _VectorMeans(Pass):
     """The fourth pass: sums of the class vectors, weighted by p and by the bias."""
 
-    takes_vectors, stage = True, "means"
+    takes_vectors = True
+    stage = "means"
 
     def __init__(self, results: PassResults) -> None:
-        self.results, self.bias = results, ChunkBias(results)
+        self.results = results
+        self.bias = ChunkBias(results)
+
         # log p of the most probable class so far, and its vector (d,), which is the origin: it is
         # subtracted from all vectors
-        self.max_log_prob, self.origin = -math.inf, np.zeros(0)
+        self.max_log_prob = -math.inf
+        self.origin = np.zeros(0)
         self.label_vector = np.zeros(0)
         self.max_distance = 0.0  # largest distance of a vector from the origin
+
         # sums of p, of the bias and of its magnitude; and sums of vectors (2, d), weighted by p and
         # by the bias
-        self.mass_sums, self.vector_sums = Sum((3,)), Sum()
+        self.mass_sums = Sum((3,))
+        self.vector_sums = Sum()
 
     def empty(self) -> _VectorMeans:
         """Return a copy of this pass without any classes."""
@@ -98,11 +106,14 @@ class _VectorMeans(Pass):
             totals = self.results.totals
             o, proposal = check_chunk(start, logits, q, totals)
             draws = draws_of_chunk(totals, start, o, proposal)
-            other, bias = self.empty(), self.bias.bias_of_draws(draws)
+            other = self.empty()
+            bias = self.bias.bias_of_draws(draws)
             c = as_real_array("class_embeddings", vectors, (2,))
             heaviest = int(draws.probs.argmax())
-            other.max_log_prob, other.origin = float(draws.log_probs[heaviest]), c[heaviest]
-            apart, rows = c - other.origin, np.stack([draws.probs, bias])
+            other.max_log_prob = float(draws.log_probs[heaviest])
+            other.origin = c[heaviest]
+            apart = c - other.origin
+            rows = np.stack([draws.probs, bias])
             other.vector_sums = Sum.of(rows @ apart)
             other.mass_sums = Sum.of(np.append(rows.sum(axis=1), np.abs(bias).sum()))
             other.max_distance = float(np.sqrt(squared_norms(apart).max()))
@@ -121,23 +132,29 @@ class _VectorMeans(Pass):
         if not len(self.origin):
             vars(self).update(vars(other))
             return self
+
         heavier = max(self, other, key=lambda one: one.max_log_prob)
-        total, reach = Sum(self.vector_sums.value.shape), 0.0
+        total = Sum(self.vector_sums.value.shape)
+        reach = 0.0
         for one in (self, other):
             away = one.origin - heavier.origin
             total.merge(one.vector_sums)
             total.add(np.outer(one.mass_sums.value[:2], away))
             reach = max(reach, one.max_distance + float(np.sqrt(away @ away)))
+
         self.mass_sums = self.mass_sums.times(1.0)
         self.mass_sums.merge(other.mass_sums)
         self.label_vector = self.label_vector if len(self.label_vector) else other.label_vector
-        self.vector_sums, self.max_distance = total, reach
-        self.origin, self.max_log_prob = heavier.origin, heavier.max_log_prob
+        self.vector_sums = total
+        self.max_distance = reach
+        self.origin = heavier.origin
+        self.max_log_prob = heavier.max_log_prob
         return self
 
     def finish(self) -> Any:
         """Return the next pass, or the moments if p' is the same in every outcome."""
-        totals, scheme = self.results.totals, self.results.totals.scheme
+        totals = self.results.totals
+        scheme = self.results.totals.scheme
         outcomes = totals.num - (not scheme.draws_label)
         outcomes += bool(scheme.has_random_count and totals.label_q > 0.0)
         if self.results.ratios is None or outcomes <= 1:
@@ -161,23 +178,25 @@ class _VectorMeans(Pass):
 class _NodeSums(Pass):
     """The fifth pass: sums over classes for the integrand of the mean square, at each node."""
 
-    takes_vectors, stage = True, "nodes"
+    takes_vectors = True
+    stage = "nodes"
 
     def __init__(self, means: _VectorMeans) -> None:
-        self.means, self.draws = means, means.results.draws
+        self.means = means
+        self.draws = means.results.draws
         with np.errstate(under="ignore", over="ignore"):
             self.nodes = make_nodes(self.draws, means.results.ratios, means.results.atoms[0], STEP)
+
         self.log_first_moment, self.count_ratio = count_moments_at_nodes(self.draws, self.nodes)
         _require_digits(self.draws, self.nodes, self.log_first_moment)
         num = len(self.nodes.x)
+
         # sums over the classes at each of K nodes: vectors (K, d), and in (3, K) the magnitudes of
         # their terms times norms, the magnitudes alone, and the scatter. The mean norm is
         # sum_j p_j |c_j|.
-        self.numerator_sums, self.scalar_sums, self.mean_norm = (
-            Sum((num, 1)),
-            Sum((3, num)),
-            Sum(),
-        )
+        self.numerator_sums = Sum((num, 1))
+        self.scalar_sums = Sum((3, num))
+        self.mean_norm = Sum()
 
     def empty(self) -> _NodeSums:
         """Return a copy of this pass without any classes."""
@@ -202,6 +221,7 @@ class _NodeSums(Pass):
             with np.errstate(under="ignore", over="ignore"):
                 terms = partial(class_coefficients, draws, ratios, self.nodes, half)
                 change, magnitudes, square = sum_over_classes(terms, len(half), centred, reach)
+
             self.numerator_sums.add(change)
             self.scalar_sums.add(np.stack([*magnitudes.T, square]))
             self.mean_norm.add(float((draws.probs * norms).sum()))
@@ -216,11 +236,9 @@ class _NodeSums(Pass):
 
     def finish(self) -> tuple[float, float, float, float]:
         """Return (squared bias, variance, mean squared error, error estimate) for tau = 1."""
-        draws, label_vector, norm = (
-            self.draws,
-            self.centred(self.means.label_vector[None])[0],
-            float(self.mean_norm.value),
-        )
+        draws = self.draws
+        label_vector = self.centred(self.means.label_vector[None])[0]
+        norm = float(self.mean_norm.value)
         magnitudes, weights, square = self.scalar_sums.value
         sums = self.numerator_sums.value, magnitudes + norm * weights, square
         own_norm = float(np.sqrt(label_vector @ label_vector))
@@ -233,6 +251,7 @@ class _NodeSums(Pass):
                 term_rounding(draws), self.log_first_moment, self.count_ratio, numerator
             )
             mse, error = integral_with_error(self.nodes.dx, *terms)
+
         none_left = 0.0
         if draws.scheme.divides_by_accepted:
             none_left = draws.label_draw_prob**draws.num_draws * own_norm**2

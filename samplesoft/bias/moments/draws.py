@@ -65,10 +65,12 @@ def make_draw_quadrature(draws: Draws) -> DrawQuadrature | None:
     )
     if num_outcomes <= 1 or (draws.other_mass == 0.0 and not scheme.draws_label):
         return None
+
     ratios = make_ratios(draws)
     atoms = make_atoms(draws, ratios)
     with np.errstate(under="ignore", over="ignore"):
         nodes = make_nodes(draws, ratios, atoms, STEP)
+
     return DrawQuadrature(ratios, atoms, nodes, term_rounding(draws))
 
 
@@ -86,13 +88,16 @@ def draws_mean_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
     at_nodes = make_draw_quadrature(draws)
     if at_nodes is None:
         return 0.0, 0.0
+
     with np.errstate(under="ignore", over="ignore"):
         mse, error = integral_with_error(at_nodes.nodes.dx, *_integrand(draws, at_nodes, centred))
+
     if draws.scheme.divides_by_accepted:  # with no accepted draw, p' is 1 on the label
         no_draw_term = draws.label_draw_prob**draws.num_draws * float(
             squared_norms(centred[[draws.totals.label]])[0]
         )
         return mse + no_draw_term, error + 4.0 * EPS * no_draw_term
+
     return mse, error
 
 
@@ -150,7 +155,8 @@ def numerator_moments(
     exp(`log_half`), (K,), and the scatter by its square. The last two of the four results are the
     sums of the magnitudes (K,) of the terms of both, for their rounding errors.
     """
-    label_vector, scales = centred[draws.totals.label], rounding_scales(centred, draws.probs)
+    label_vector = centred[draws.totals.label]
+    scales = rounding_scales(centred, draws.probs)
     class_terms = partial(class_coefficients, draws, ratios, nodes, log_half[:, None])
     sums = sum_over_classes(class_terms, len(nodes.x), centred, scales)
     return add_label_terms(
@@ -209,13 +215,16 @@ def _label_coefficient(
     base = np.exp(nodes.x + draws.log_base + log_half)
     if draws.scheme.draws_label:
         return base, base
+
     log_label_mass = nodes.x + draws.log_label + log_half
     with np.errstate(divide="ignore"):
         log_above = np.log(np.abs(nodes.above)) - nodes.log_scaled_transform
+
     above = np.exp(log_label_mass + log_above)
     change: FloatArray = np.sign(nodes.above) * above
     if draws.scheme.corrects_label:
         return change + base - np.exp(log_label_mass), above + base + np.exp(log_label_mass)
+
     return change, above
 
 
@@ -237,6 +246,7 @@ def class_coefficients(
         log_r = np.where(q > 0.0, ratios.log_r[part], -np.inf)
         log_mass = np.where(q > 0.0, np.log(q), 0.0) + x + log_r + log_half  # of v e
         log_away = np.logaddexp(log_r, ratios.log_ref) + np.log(np.abs(kappa))
+
     y = np.exp(np.minimum(x + log_r, LARGEST_EXPONENT))
     away = np.sign(kappa) * np.exp(np.minimum(x + log_away, LARGEST_EXPONENT))
     log_psi = -y - nodes.log_transform[:, None]
@@ -258,15 +268,15 @@ def inclusion_mean_square(example: Example, centred: FloatArray) -> tuple[float,
     draws = poisson.make_inclusion_draws(*example)
     if draws.random_mass == 0.0:
         return 0.0, 0.0
-    scales, classes, always_in = (
-        rounding_scales(centred, draws.probs),
-        draws.classes,
-        draws.always_in,
-    )
+
+    scales = rounding_scales(centred, draws.probs)
+    classes = draws.classes
+    always_in = draws.always_in
     with np.errstate(under="ignore", over="ignore", divide="ignore"):
         atoms = poisson.make_inclusion_atoms(classes)
         x, weights = poisson.make_inclusion_nodes(classes, atoms, draws.log_base, STEP)[:2]
-        x, weights = x[weights > 0.0], weights[weights > 0.0]
+        x = x[weights > 0.0]
+        weights = weights[weights > 0.0]
         class_terms = partial(_inclusion_coefficients, classes, x)
         change, magnitude, scatter = sum_over_classes(class_terms, len(x), centred, scales)
         u_base = np.exp(np.minimum(x + draws.log_base, LARGEST_EXPONENT))
@@ -291,15 +301,20 @@ def _inclusion_coefficients(
     exp(-y_R) expm1(-(y - y_R)), where y - y_R is computed as kappa (y + y_R). Otherwise it is the
     difference.
     """
-    x, pi, pi_ref = x[:, None], classes.pi[part], classes.pi_ref
+    x = x[:, None]
+    pi = classes.pi[part]
+    pi_ref = classes.pi_ref
     y = np.exp(np.minimum(x + classes.log_w[part], LARGEST_LOG))
     y_ref = np.exp(np.minimum(x + classes.log_w_ref, LARGEST_LOG))
     away = classes.kappa[part] * (y + y_ref)  # y - y_ref
-    decay, decay_ref = np.exp(-y), np.exp(-y_ref)
+    decay = np.exp(-y)
+    decay_ref = np.exp(-y_ref)
     near = np.abs(away) < 1.0
     drop = np.where(near, decay_ref * np.expm1(-np.where(near, away, 0.0)), decay - decay_ref)
-    factor, factor_ref = (1.0 - pi) + pi * decay, (1.0 - pi_ref) + pi_ref * decay_ref
-    of_decay, of_pi = (1.0 - pi) * drop, (pi_ref - pi) * np.expm1(-y_ref) * decay
+    factor = (1.0 - pi) + pi * decay
+    factor_ref = (1.0 - pi_ref) + pi_ref * decay_ref
+    of_decay = (1.0 - pi) * drop
+    of_pi = (pi_ref - pi) * np.expm1(-y_ref) * decay
     rise = (of_decay + of_pi) / (factor * factor_ref)
     magnitude = pi * y * ((np.abs(of_decay) + np.abs(of_pi)) / (factor * factor_ref))
     second = pi * (1.0 - pi) * y * (y * decay / factor) / factor

@@ -129,6 +129,7 @@ def exact_gradient_moments(
         require_none_with_dask(h=h, certain=certain)
         columns = moments_of_dask(logits, labels, q, num_sampled, class_embeddings, tau, scheme)
         return GradientMoments(*columns)
+
     inputs = check_inputs(
         logits,
         labels,
@@ -166,12 +167,15 @@ def moments_with_square(
     vectors, scale = check_class_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
     for example in inputs.rows():
-        class_vectors, merge_error = vectors, 0.0
+        class_vectors = vectors
+        merge_error = 0.0
         if len(inputs.certain):
             merged = merge_certain_into_label(*example, inputs.certain)
             # subtract the label's vector: it does not change the moments, and means lose no digits
             class_vectors = merged.mean_rows(vectors - vectors[example[1]])
-            example, merge_error = merged[:3], merged.rounding
+            example = merged[:3]
+            merge_error = merged.rounding
+
         row = bias_of_example(example, inputs)
         centred = center_vectors(class_vectors, row.probs)
         if inputs.scheme.independent:
@@ -181,10 +185,12 @@ def moments_with_square(
         else:
             draws = make_draws(*example, inputs.num_sampled, inputs.scheme)
             mse, rounding = square_of(draws, centred)
+
         squared_bias, error = _squared_bias(row, class_vectors)
         squared_bias, mse = scale * squared_bias, scale * max(mse, squared_bias)
         error = scale * (error + rounding) + (merge_error + 4.0 * EPS) * mse
         rows.append((squared_bias, mse - squared_bias, mse, error))
+
     return GradientMoments(*inputs.columns(rows))
 
 

@@ -29,8 +29,10 @@ from samplesoft.bias.without_replacement.terms import (
 )
 
 _CLASSES_PER_CHUNK = 2048
-_TRUNCATION = 1e-18  # relative, of the parts that nodes in t and points on circles leave out
-_CONVERGED = 1e-19  # the nodes in u end when all following ones add less than this fraction
+# relative, of the parts that nodes in t and points on circles leave out
+_TRUNCATION = 1e-18
+# the nodes in u end when all following ones add less than this fraction
+_CONVERGED = 1e-19
 
 
 def set_mean_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[float, float]:
@@ -45,24 +47,28 @@ def set_mean_square(example: Example, inputs: Inputs, centred: FloatArray) -> tu
     largest = float(squared_norms(centred[in_sum]).max())
     if not isinstance(race, ExponentialRace) or largest == 0.0:
         return 0.0, 0.0
+
     divisors, coarse = np.ones((2, len(logits)))
     divisors[drawn], coarse[drawn] = race.inclusion
     weights = make_weights(logits, label, inputs.scheme, divisors)
     terms = weights.terms(drawn[race.order], race.inclusion[0][race.order])
     unit = relative_term_error(terms.max_log_magnitude)
     units = unit + np.minimum(np.abs(coarse / divisors - 1.0), 1.0) ** 1.5
+
     # two more columns: ones, as a check, because (sum p')**2 is 1; and error bounds of the vectors
     vector_errors = units * rounding_scales(centred, weights.probs)
     columns = np.column_stack([centred, np.ones(len(vector_errors)), vector_errors])
     sums = _integrate_over_u(race, terms, columns[drawn[race.order]], columns[label], largest)
     squares = sums.squares[:, 0] / sums.squares[:, 1]
-    mse, root_of_error = float(squares[0]), math.sqrt(abs(float(sums.squares[0, 2])))
+    mse = float(squares[0])
+    root_of_error = math.sqrt(abs(float(sums.squares[0, 2])))
     error = root_of_error * (2.0 * math.sqrt(abs(mse)) + root_of_error) + _TRUNCATION * largest
     error += (
         unit + race.relative_error + 2.0 * abs(float(sums.squares[0, 1]) - 1.0)
     ) * sums.magnitude
     for other in squares[1:]:
         error += estimate_error(abs(float(other) - mse), 0.0, abs(mse), 0.0)
+
     return mse, error
 
 
@@ -75,7 +81,8 @@ class _ExpectedSquares(NamedTuple):
     # (3, 3): a row for all nodes, for every second node in u, and for every second node in t;
     # a column for each group
     squares: FloatArray
-    magnitude: float  # sum of the magnitudes of the terms of squares[0, 0], for its rounding error
+    # sum of the magnitudes of the terms of squares[0, 0], for its rounding error
+    magnitude: float
 
 
 def _integrate_over_u(
@@ -92,14 +99,18 @@ def _integrate_over_u(
     of the label, and `largest` the largest squared norm of the first d columns.
     """
     squares = _sum_column_groups(vectors * vectors)
-    sums, magnitude, survival, nodes_left = np.zeros((3, 3)), 0.0, 1.0, 2
+    sums = np.zeros((3, 3))
+    magnitude = 0.0
+    survival = 1.0
+    nodes_left = 2
     saddles: list[FloatArray] = []
     scales = log_mean_and_scale(terms)
     for node in quadrature_nodes(terms, *scales, double_exponential_node):
         if integrand_changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, LARGEST_EXPONENT))
             circles = race.make_circles(decay[:-1], saddles)
-            survival, base = 0.0, math.exp(-decay[-1])
+            survival = 0.0
+            base = math.exp(-decay[-1])
             if circles is not None and base > 0.0:
                 at_times = _integrands_at_times(
                     race, circles, decay[:-1], vectors, squares, decay[-1] * label_vector
@@ -108,12 +119,14 @@ def _integrate_over_u(
                 survival = base * float(race.t_weights[0] @ circles.density)
                 sums += node.weights[:, None] * over_t[[0, 0, 1], :3]
                 magnitude += float(node.weights[0] * over_t[0, 3])
+
         # The remaining nodes add about survival * largest. Compare this with the sum itself: it is
         # far below `largest` if one class has most of the mass, and only sets without it matter.
         converged = survival * largest <= _CONVERGED * abs(sums[0, 0]) or survival < MIN_SQUARE
         nodes_left = nodes_left - 1 if converged else 2
         if not nodes_left:
             break
+
     return _ExpectedSquares(sums, magnitude)
 
 
@@ -145,7 +158,8 @@ def _integrands_at_times(
         time, point = np.nonzero(nonzero[part])
         x, y, real, imag, rate, rate_y = circles.point_values[part][time, :, point].T
         circle_points = race.t[part], circles.log_r[part], time, x, y
-        first, second = np.zeros((4, len(x), len(label_vector))), np.zeros((4, len(x), 3))
+        first = np.zeros((4, len(x), len(label_vector)))
+        second = np.zeros((4, len(x), 3))
         for block in chunks(len(decay), _CLASSES_PER_CHUNK):
             class_terms = np.empty((8, len(x), block.stop - block.start))
             _write_class_terms(
@@ -153,10 +167,12 @@ def _integrands_at_times(
             )
             first += class_terms[:4] @ vectors[block]
             second += class_terms[4:] @ squares[block]
+
         mean, last = first[::2] + 1j * first[1::2]
         scatter, last_scatter = second[::2] + 1j * second[1::2]
         mean += label_vector
-        term, hazard = (real + 1j * imag)[:, None], (rate + 1j * rate_y)[:, None]
+        term = (real + 1j * imag)[:, None]
+        hazard = (rate + 1j * rate_y)[:, None]
         cross = 2.0 * _sum_column_groups(mean * last)
         value = hazard * (_sum_column_groups(mean * mean) + scatter) - cross + last_scatter
         magnitude = np.abs(hazard) * (_sum_column_groups(np.abs(mean) ** 2) + np.abs(scatter))
@@ -191,17 +207,22 @@ def _write_class_terms(
     `x` and `y` (K,) are the points x + i y on the unit circle, and `time` (K,) their indices in `t`
     and `log_r`. `decay` (N,) is u w, and `shift` (N,) is `Circles.decay`.
     """
-    hit_prob, miss_prob, last_time = np.empty(len(q)), np.empty(len(q)), -1
+    hit_prob = np.empty(len(q))
+    miss_prob = np.empty(len(q))
+    last_time = -1
     for k in range(len(x)):
         if time[k] != last_time:
             last_time = time[k]
             for j in range(len(q)):
                 log_odds = log_r[last_time] + log_ring_odds(q[j] * t[last_time]) - shift[j]
                 hit_prob[j], miss_prob[j] = ring_probabilities(log_odds)
+
         for j in range(len(q)):
-            w, rate = decay[j], q[j]
+            w = decay[j]
+            rate = q[j]
             u, v = miss_prob[j] + hit_prob[j] * x[k], hit_prob[j] * y[k]
             inverse = 1.0 / (u * u + v * v)
+
             # phi, and phi (1 - phi)
             a = hit_prob[j] * (x[k] * u + y[k] * v) * inverse
             b = hit_prob[j] * (y[k] * u - x[k] * v) * inverse

@@ -59,7 +59,8 @@ def squared_norms_with_errors(
     Each vector is a sum of terms: `magnitude` (K,) is the sum of their magnitudes, and `units` (K,)
     are their relative errors.
     """
-    square, moved = squared_norms(change), units * magnitude
+    square = squared_norms(change)
+    moved = units * magnitude
     return square, moved * (2.0 * np.sqrt(square) + moved) + units * square
 
 
@@ -77,7 +78,8 @@ def sum_over_classes(
 
     The three results have the shapes (K, d), (K,) or (K, k), and (K,).
     """
-    squares, num = squared_norms(centred), (num_nodes,)
+    squares = squared_norms(centred)
+    num = (num_nodes,)
     sums = np.zeros(num + centred.shape[1:]), np.zeros(num + scales.shape[1:]), np.zeros(num)
 
     def sum_slice(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -88,6 +90,7 @@ def sum_over_classes(
     for chunk_sums in thread_map(sum_slice, parts):
         for total, chunk_sum in zip(sums, chunk_sums, strict=True):
             total += chunk_sum
+
     return sums
 
 

@@ -15,12 +15,16 @@ import numpy as np
 from samplesoft._validation import FloatArray
 from samplesoft.bias.numerics.summation import EPS
 
-STEP = 0.2  # in log v: the trapezoid error is about exp(-pi**2 / STEP), here below rounding
+# in log v: the trapezoid error is about exp(-pi**2 / STEP), here below rounding
+STEP = 0.2
 MIN_STEP = 0.02
 RELATIVE_TOLERANCE = 1e-12  # with this relative L1 error, the step is not halved again
-ROUNDING = 2e-15  # relative rounding error of a term, without the rounding of its exponents
-_FIRST_Z = -4.2  # z of the first node, where v = exp(z - exp(-z)) is about exp(-70) of its scale
-_LAST_EXPONENT = 60.0  # at the last node, the slowest factor of the integrand is exp(-60)
+# relative rounding error of a term, without the rounding of its exponents
+ROUNDING = 2e-15
+# z of the first node, where v = exp(z - exp(-z)) is about exp(-70) of its scale
+_FIRST_Z = -4.2
+# at the last node, the slowest factor of the integrand is exp(-60)
+_LAST_EXPONENT = 60.0
 _MAX_LOG_RANGE = 1e5  # nats
 
 

@@ -51,7 +51,8 @@ class Sum:
         if len(indices) == length:
             return self
         wide = Sum((length, *self._high.shape[1:]))
-        wide._high[indices], wide._low[indices] = self._high, self._low
+        wide._high[indices] = self._high
+        wide._low[indices] = self._low
         return wide
 
     def times(self, factor: float) -> Sum:
@@ -77,7 +78,8 @@ class LogSum:
     def of(cls, top: float, exps: Any) -> LogSum:
         """Return a sum with the value exp(`top`) times `exps`."""
         total = cls()
-        total.top, total.exps = top, Sum.of(exps)
+        total.top = top
+        total.exps = Sum.of(exps)
         return total
 
     def add_exps(self, logs: FloatArray) -> None:
@@ -139,15 +141,20 @@ def weighted_median(values: FloatArray, weights: FloatArray) -> int:
     """
     ids = (weights > 0.0).nonzero()[0]
     if len(ids) < len(weights):
-        values, weights = values[ids], weights[ids]
-    half, below = 0.5 * float(weights.sum()), 0.0
+        values = values[ids]
+        weights = weights[ids]
+    half = 0.5 * float(weights.sum())
+    below = 0.0
     if len(ids) > _HISTOGRAM_BINS and (low := values.min()) < (high := values.max()):
         bins = ((values - low) / (high - low) * (_HISTOGRAM_BINS - 1)).astype(np.int16)
         masses = np.bincount(bins, weights, _HISTOGRAM_BINS).cumsum()
         median_bin = min(int(masses.searchsorted(half)), _HISTOGRAM_BINS - 1)
         below = float(masses[median_bin - 1]) if median_bin > 0 else 0.0
         inside = (bins == median_bin).nonzero()[0]
-        ids, values, weights = ids[inside], values[inside], weights[inside]
+        ids = ids[inside]
+        values = values[inside]
+        weights = weights[inside]
+
     order = values.argsort(kind="stable")
     position = (below + weights[order].cumsum()).searchsorted(half)
     equal = (values == values[order[min(int(position), len(order) - 1)]]).nonzero()[0]

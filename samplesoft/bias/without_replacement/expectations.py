@@ -19,7 +19,8 @@ from samplesoft.bias.without_replacement.terms import (
     quadrature_nodes,
 )
 
-_LARGEST_LOG_DECAY = 690.0  # largest log(u w): its exponential is finite, and exp(-u w) is 0
+# largest log(u w): its exponential is finite, and exp(-u w) is 0
+_LARGEST_LOG_DECAY = 690.0
 _MIN_SURVIVAL = 1e-20  # the nodes in u end when E exp(-u S) is smaller
 
 
@@ -30,7 +31,8 @@ class SetExpectations(NamedTuple):
     in t; their differences estimate the errors of the quadrature.
     """
 
-    expected_probs: FloatArray  # (3, N) E[w_k / S 1{k drawn}], the expectation of p' from the draws
+    # (3, N) E[w_k / S 1{k drawn}], the expectation of p' from the draws
+    expected_probs: FloatArray
     # (3,) E[label's fixed term / S], the expectation of p' from this term
     expected_base_prob: FloatArray
     expected_log_sum: FloatArray  # (3,) E[log S] minus the logit at `SumTerms.reference_index`
@@ -61,7 +63,8 @@ class ReplacementDraws:
     """The distribution of m independent draws with replacement, in proportion to `q` (N,)."""
 
     def __init__(self, q: FloatArray, m: int) -> None:
-        self._q, self._m = q / q.sum(), m
+        self._q = q / q.sum()
+        self._m = m
         self.inclusion = np.stack([m * self._q] * 2)  # expected numbers of draws
         self.relative_error = (8.0 + m) * EPS
 
@@ -78,7 +81,8 @@ class AllClassesDrawn:
     """The distribution of a stratum from which all N classes are drawn."""
 
     def __init__(self, q: FloatArray) -> None:
-        self.inclusion, self.relative_error = np.ones((2, len(q))), 8.0 * EPS
+        self.inclusion = np.ones((2, len(q)))
+        self.relative_error = 8.0 * EPS
 
     def expect_exponentials(
         self, decay: FloatArray, saddles: list[FloatArray]
@@ -100,20 +104,18 @@ def expected_probs_and_log_sum(
     edges = np.cumsum([0, *(len(group.inclusion[0]) for group in groups)])
     parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
     reference, log_scale = log_mean_and_scale(terms)
-    expected_probs, expected_base_prob, expected_log_sum = (
-        np.zeros((3, edges[-1])),
-        np.zeros(3),
-        np.full(3, reference),
-    )
-    log_sum_rounding, relative_error = (
-        abs(reference) * EPS,
-        sum(group.relative_error for group in groups),
-    )
+    expected_probs = np.zeros((3, edges[-1]))
+    expected_base_prob = np.zeros(3)
+    expected_log_sum = np.full(3, reference)
+    log_sum_rounding = abs(reference) * EPS
+    relative_error = sum(group.relative_error for group in groups)
     log_sum_magnitude = abs(reference)
     saddles: list[list[FloatArray]] = [[] for _ in groups]
-    survival, left = np.ones(2), 2
+    survival = np.ones(2)
+    left = 2
     for node in quadrature_nodes(terms, reference, log_scale, rule or double_exponential_node):
-        members, of_base = np.zeros((2, edges[-1])), np.zeros(2)
+        members = np.zeros((2, edges[-1]))
+        of_base = np.zeros(2)
         weight, even, _ = node.weights
         if integrand_changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, _LARGEST_LOG_DECAY))
@@ -124,13 +126,16 @@ def expected_probs_and_log_sum(
             survival = np.full(2, math.exp(-decay[-1]))
             for one, _ in found:
                 survival = survival * one
+
             for g, part in enumerate(parts):
                 rest = np.full(2, math.exp(-decay[-1]))
                 for h, (one, _) in enumerate(found):
                     rest *= one if h != g else 1.0
                 members[:, part] = found[g][1] * rest[:, None]
+
             members *= decay[:-1]
             of_base = decay[-1] * survival
+
         fall = math.exp(-math.exp(min(node.log_mean, _LARGEST_LOG_DECAY))) - survival
         log_sum_rounding += weight * relative_error * survival[0]
         log_sum_magnitude += weight * abs(float(fall[0]))
@@ -142,10 +147,12 @@ def expected_probs_and_log_sum(
             total[0] += weight * one[0]
             total[1] += even * one[0]
             total[2] += weight * one[1]
+
         # take one node more than needed, because the next one may be missing in half of the nodes
         left = left - 1 if survival[0] < _MIN_SURVIVAL and node.log_mean > 4.0 else 2
         if not left:
             break
+
     return SetExpectations(
         expected_probs, expected_base_prob, expected_log_sum, log_sum_rounding, log_sum_magnitude
     )

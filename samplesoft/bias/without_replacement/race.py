@@ -60,7 +60,8 @@ class ExponentialRace:
 
     def __init__(self, q: FloatArray, m: int) -> None:
         self.order = np.argsort(-q, kind="stable")
-        self.q, self._m = q[self.order] / q.sum(), m
+        self.q = q[self.order] / q.sum()
+        self._m = m
         try:
             self.t, self._log_r, step = _time_grid(self.q, m)
         except OverflowError:  # the last rings come at times near 1 / q
@@ -68,13 +69,16 @@ class ExponentialRace:
                 f"`q` must be at least 1e-300 of the sum of what is drawn beside it, got "
                 f"{self.q[-1]:.2g}; mix the proposal with a little of the uniform distribution."
             ) from None
+
         # (2, T) quadrature weights in log t: of all nodes, and of the rule with every second node
         self.t_weights = np.stack([np.full(len(self.t), step), np.zeros(len(self.t))])
         self.t_weights[1, ::2] = 2.0 * step
+
         # the first classes, whose clocks have almost surely rung by the last node, are never light
         self._num_always_heavy = int(np.searchsorted(-self.q, -MAX_EXP_AGE / self.t[-1]))
         self.max_exponent = 0.0  # largest exponent in any term computed so far
         self._total_prob = np.ones(2)
+
         # the total probability of all sets, by both rules in t; its exact value is 1
         self._total_prob, members = self.expect_exponentials(np.zeros(len(q)), [])
         self.relative_error = 8.0 * EPS + 2.0 * abs(float(self._total_prob[0]) - 1.0)
@@ -83,6 +87,7 @@ class ExponentialRace:
         if rare.any():
             ids = np.flatnonzero(rare)[None]
             members[:, rare] = SuccessiveInclusion(np.log(q), m).of_classes(ids, np.array([-1]))
+
         # (2, N) inclusion probabilities: by all nodes in t, and by every second node
         self.inclusion = members
 
@@ -101,6 +106,7 @@ class ExponentialRace:
         circles = self.make_circles(decay[self.order], saddles)
         if circles is None:
             return np.zeros(2), np.zeros((2, len(decay)))
+
         classes = circles.classes
         members = np.zeros((2, len(self.q)))
         heavy_members = np.zeros((2, len(classes.heavy_q)))
@@ -143,7 +149,8 @@ class ExponentialRace:
         is read and changed in place, see `expect_exponentials`.
         """
         log_r = _extrapolate_saddles(saddles) if saddles else self._log_r
-        m, num_times = self._m, len(self.t)
+        m = self._m
+        num_times = len(self.t)
         level = float(np.partition(decay, m - 1)[m - 1])
         circles = None
         if level <= MAX_EXPONENT:
@@ -154,6 +161,7 @@ class ExponentialRace:
                     break
                 log_r = classes.log_r + classes.log_r_shift
                 classes = self._separate_light_and_heavy(weights, decay - level, log_r)
+
             # values at the points of each circle, and power sums for the terms of light classes
             values = np.zeros((num_times, 6, MAX_HALF_CIRCLE_POINTS))
             series = np.zeros((2, num_times, NUM_POWERS + 1))
@@ -187,6 +195,7 @@ class ExponentialRace:
                 density=density,
                 classes=classes,
             )
+
         saddles[:] = [*saddles[-2:], log_r]
         return circles
 
@@ -197,11 +206,13 @@ class ExponentialRace:
         is an absolute error in probability, from Chernoff's bounds on the probability that ring
         m + 1 is before the first node or after the last.
         """
-        step, sides = float(self.t_weights[0, 0]), self._m + 1
+        step = float(self.t_weights[0, 0])
+        sides = self._m + 1
         angle = math.atan(2.0 * math.pi / (step * sides))  # minimises the bound (B86)
         turn = 2.0 * math.pi * angle / step
         rule = 2.0 * math.exp(-turn - sides * math.log(math.cos(angle))) / -math.expm1(-turn)
         left_out = 0.0
+
         # P(more than m rings before the first node) and P(at most m rings by the last)
         for k, number, sign in (0, sides, 1.0), (-1, self._m, -1.0):
             t = self.t[k]
@@ -210,6 +221,7 @@ class ExponentialRace:
                 log_rung = np.log(-np.expm1(-self.q * t))
             log_factors = np.logaddexp(-self.q * t, log_r + log_rung)
             left_out += math.exp(min(float(log_factors.sum()) - number * log_r, 0.0))
+
         return rule, (1.0 + step * (sides + 1)) * left_out
 
     def _separate_light_and_heavy(
@@ -220,7 +232,8 @@ class ExponentialRace:
         The odds are those on circles of radius exp(log_r), with `log_r` (T,). `weights` (N,) are
         exp(-decay) up to the limits of the exponent.
         """
-        q, t = self.q, self.t
+        q = self.q
+        t = self.t
         r = np.exp(np.clip(log_r, -MAX_EXPONENT, MAX_EXPONENT))
         heavy = np.zeros(len(q), np.bool_)
         heavy[: self._num_always_heavy] = True
@@ -234,8 +247,10 @@ class ExponentialRace:
             add_light_powers(q[part], weights[part], t, r, heavy[part], tiles, sums[number])
 
         thread_for_each(add, range(len(parts)))
-        total, shift = sums.sum(axis=0), np.empty(len(t))
-        heavy_q, heavy_decay = q[heavy], decay[heavy]
+        total = sums.sum(axis=0)
+        shift = np.empty(len(t))
+        heavy_q = q[heavy]
+        heavy_decay = decay[heavy]
 
         def find_saddles_at_times(part: slice) -> None:
             find_saddles(
@@ -259,11 +274,13 @@ class Circles(NamedTuple):
     """Circles in z through the saddle points at the T times t, and values at their points."""
 
     weights: FloatArray  # (N,) exp(-decay)
-    decay: FloatArray  # (N,) u times each class's weight, minus the m-th smallest of these
+    # (N,) u times each class's weight, minus the m-th smallest of these
+    decay: FloatArray
     log_r: FloatArray  # (T,) log of the radius
     point_values: FloatArray  # (T, 6, points) see `integrate_circles`
     series: FloatArray  # (2, T, powers) see `integrate_circles`
-    density: FloatArray  # (T,) density of ring m + 1 in log t, times exp(-D) of the set
+    # (T,) density of ring m + 1 in log t, times exp(-D) of the set
+    density: FloatArray
     classes: _LightAndHeavy
 
 
@@ -317,6 +334,7 @@ def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
             low = middle
         else:
             high = middle
+
     step = _MAX_LOG_T_STEP
     while True:
         nodes = {0: _find_saddle(q, math.exp(low), m, 0.0)}
@@ -328,10 +346,13 @@ def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
                     ahead += min(max(ahead - nodes[k - side][0], -3.0), 3.0)
                 k += side
                 nodes[k] = _find_saddle(q, math.exp(low + k * step), m, ahead)
+
         shortest = min(node[2] for node in nodes.values() if node[1] > _MIN_LOG_DENSITY_OF_STEP)
         if shortest >= 0.75 * step:
             break
+
         step = shortest
+
     indices = sorted(nodes)
     t = np.exp(low + step * np.array(indices))
     return t, np.array([nodes[k][0] for k in indices]), step
@@ -355,6 +376,7 @@ def _find_saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float
     """
     low, high = -1e300, 1e300
     variance = hazard = 0.0
+
     # of the number of rings at r = 1: derivative of its mean in log t, and its variance
     mean_rate = untilted_variance = 0.0
     value = 0.0
@@ -374,21 +396,26 @@ def _find_saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float
                 share = 1.0 / (1.0 + math.exp(-log_odds))
                 # the log of P(not rung) + r P(rung)
                 value += log_r + math.log1p(math.exp(-log_odds)) if log_odds > 0.0 else -age
+
             mean += share
             variance += share * (1.0 - share)
             hazard += age * (1.0 - share)
             mean_rate += age * silent
             untilted_variance += silent * (1.0 - silent)
+
         if mean > m:
             high = log_r
         else:
             low = log_r
+
         gap = m - mean
         if abs(gap) < 1e-2 * math.sqrt(variance) or high - low < 1e-9 * (1.0 + abs(low)):
             break
+
         log_r += gap / variance if abs(gap) < 2.0 * variance else math.copysign(2.0, gap)
         if not low < log_r < high:
             log_r = 0.5 * (low + high)
+
     density = value + (math.log(hazard) if hazard > 0.0 else -1e300)
     rate = 6.0 * mean_rate * mean_rate / (untilted_variance + 1.0)
     return log_r, density, 1.0 / math.sqrt(35.0 + rate)

@@ -14,12 +14,15 @@ from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import FloatArray, IntArray
 
 _MAX_LIGHT_ODDS = 0.15  # a class with larger odds is heavy
-NUM_POWERS = 27  # powers of odds up to 0.2: the next power is 1e-19 of the odds
+# powers of odds up to 0.2: the next power is 1e-19 of the odds
+NUM_POWERS = 27
 # largest change of log r after the odds were summed: by it, odds of 0.15 grow to 0.2
 MAX_LOG_R_SHIFT = 0.28
 LOG_TRUNCATION = -44.0  # terms below exp(-44) of the total are left out
-MAX_EXP_AGE = 30.0  # an age is q t; for larger ages exp(q t) is not formed
-_MAX_SERIES_AGE = 0.03  # for smaller ages, exp(q t) - 1 is computed as a series
+# an age is q t; for larger ages exp(q t) is not formed
+MAX_EXP_AGE = 30.0
+# for smaller ages, exp(q t) - 1 is computed as a series
+_MAX_SERIES_AGE = 0.03
 CLASSES_PER_TILE = 256  # consecutive classes for which the same number of powers is summed
 # at most 32 points matter, namely if the variance of the number of rings is 22
 MAX_HALF_CIRCLE_POINTS = 40
@@ -88,8 +91,10 @@ def add_light_powers(
     too large at any time are marked in `heavy`, and the number of powers that matter for each tile
     is written to `orders`.
     """
-    odds, highest = np.empty((len(t), CLASSES_PER_TILE)), np.empty(CLASSES_PER_TILE)
-    power, times_q = np.empty(CLASSES_PER_TILE), np.empty(CLASSES_PER_TILE)
+    odds = np.empty((len(t), CLASSES_PER_TILE))
+    highest = np.empty(CLASSES_PER_TILE)
+    power = np.empty(CLASSES_PER_TILE)
+    times_q = np.empty(CLASSES_PER_TILE)
     for start in range(0, len(q), CLASSES_PER_TILE):
         size = min(CLASSES_PER_TILE, len(q) - start)
         highest[:size] = 0.0
@@ -97,6 +102,7 @@ def add_light_powers(
             _write_odds(q, weights, start, size, t[k], r[k], odds[k])
             for i in range(size):
                 highest[i] = max(highest[i], odds[k, i])
+
         largest = 0.0
         for i in range(size):
             if heavy[start + i] or not highest[i] <= _MAX_LIGHT_ODDS:
@@ -107,6 +113,7 @@ def add_light_powers(
             else:
                 times_q[i] = q[start + i]
                 largest = max(largest, highest[i])
+
         orders[start // CLASSES_PER_TILE] = top = _num_powers_needed(largest)
         for k in range(len(t)):
             for i in range(size):
@@ -152,18 +159,24 @@ def find_saddles(
     for k in range(len(t)):
         for j in range(len(q)):
             log_odds[j] = log_r[k] + log_ring_odds(q[j] * t[k]) - decay[j]
-        x, low, high = 0.0, -np.inf, np.inf
+
+        x = 0.0
+        low = -np.inf
+        high = np.inf
         for _ in range(100):
             mean = variance = 0.0
-            rho, power = math.exp(x), 1.0
+            rho = math.exp(x)
+            power = 1.0
             for i in range(1, NUM_POWERS + 1):
                 power *= -rho
                 mean -= power * sums[0, k, i]
                 variance -= i * power * sums[0, k, i]
+
             for j in range(len(q)):
                 share = 1.0 / (1.0 + math.exp(-log_odds[j] - x))
                 mean += share
                 variance += share * (1.0 - share)
+
             gap = m - mean
             if abs(gap) <= 0.1 * math.sqrt(max(variance, 0.0)):
                 break
@@ -171,11 +184,13 @@ def find_saddles(
                 low = x
             else:
                 high = x
+
             x += gap / variance if abs(gap) < variance else math.copysign(1.0, gap)
             if abs(x) > 2.0 * MAX_LOG_R_SHIFT:  # too few powers for so large a shift
                 break
             if not low < x < high:
                 x = 0.5 * (low + high)
+
         shift[k] = x
 
 
@@ -205,36 +220,46 @@ def integrate_circles(
     minus `log_r`, and `level` the m-th smallest decay.
     """
     density = np.zeros(len(t))
-    share, silent = np.empty(len(q)), np.empty(len(q))
+    share = np.empty(len(q))
+    silent = np.empty(len(q))
     for k in range(len(t)):
-        centre, rho = log_r[k] + shift[k], math.exp(shift[k])
+        centre = log_r[k] + shift[k]
+        rho = math.exp(shift[k])
+
         # log of the product at the saddle point, and the variance of the number of rings there
         height = -m * (centre + level) - t[k] * sums[1, k, 0]
-        variance, power = 0.0, 1.0
+        variance = 0.0
+        power = 1.0
         for i in range(1, NUM_POWERS + 1):
             power *= -rho
             variance -= i * power * sums[0, k, i]
             height -= power * sums[0, k, i] / i
+
         for j in range(len(q)):
             age = q[j] * t[k]
             log_odds = centre + log_ring_odds(age) - decay[j]
             share[j], silent[j] = ring_probabilities(log_odds)
             variance += share[j] * silent[j]
-            if log_odds > 0.0:  # the log of P(not rung) + r P(rung), where P(not rung) = exp(-age)
+            # the log of P(not rung) + r P(rung), where P(not rung) = exp(-age)
+            if log_odds > 0.0:
                 height += centre + math.log(-math.expm1(-age)) - decay[j]
                 height += math.log1p(math.exp(-log_odds))
             else:
                 height += math.log1p(math.exp(log_odds)) - age
+
         if height < -MAX_EXPONENT:
             continue
+
         full = min(num_classes + 1, int(10.0 * math.sqrt(variance) + 14.0)) | 1
         step = 2.0 * math.pi / full
         points = 1
         while points <= full // 2 and variance * (1.0 - math.cos(points * step)) < -LOG_TRUNCATION:
             points += 1
+
         x, y, real, imag, rate, rate_y = values[k]
         for s in range(points):
             x[s], y[s] = math.cos(s * step), math.sin(s * step)
+
             # the contributions of the light classes: to the log of the product, a + b i, and to
             # the hazard, c + d i
             a = b = c = d = 0.0
@@ -244,13 +269,16 @@ def integrate_circles(
                 a, b = a * x[s] - b * y[s], a * y[s] + b * x[s]
                 c -= sign * sums[1, k, i]
                 c, d = c * x[s] - d * y[s], c * y[s] + d * x[s]
+
             if s == 0:
                 first = a
+
             # the angle of z**-m, reduced in integers to keep its digits
             turn = b - step * ((m * s) % full)
             size = math.exp(height + a - first) * (1.0 if s == 0 else 2.0) / full * t[k]
             real[s], imag[s] = size * math.cos(turn), size * math.sin(turn)
             rate[s], rate_y[s] = c + sums[1, k, 0], d
+
         for j in range(len(q)):
             for s in range(points):
                 u, v = silent[j] + share[j] * x[s], share[j] * y[s]
@@ -258,6 +286,7 @@ def integrate_circles(
                 inverse = q[j] * silent[j] / (u * u + v * v)
                 rate[s] += u * inverse
                 rate_y[s] -= v * inverse
+
         for s in range(points):
             u, v = real[s], imag[s]
             a, b = u * rate[s] - v * rate_y[s], u * rate_y[s] + v * rate[s]
@@ -270,6 +299,7 @@ def integrate_circles(
                 sign = scale if i % 2 else -scale
                 series[0, k, i] += sign * a
                 series[1, k, i] += sign * i * u
+
     return density
 
 
@@ -289,7 +319,8 @@ def add_light_members(
 
     The two rows are two quadrature rules in t, which have the weights `scale` (2, T).
     """
-    odds, value = np.empty(CLASSES_PER_TILE), np.empty(CLASSES_PER_TILE)
+    odds = np.empty(CLASSES_PER_TILE)
+    value = np.empty(CLASSES_PER_TILE)
     for start in range(0, len(q), CLASSES_PER_TILE):
         size = min(CLASSES_PER_TILE, len(q) - start)
         for k in range(len(t)):
@@ -327,6 +358,7 @@ def add_heavy_members(
             points < MAX_HALF_CIRCLE_POINTS and x[points] * x[points] + y[points] * y[points] > 0.5
         ):
             points += 1
+
         for j in range(len(q)):
             p, silent = ring_probabilities(log_r[k] + log_ring_odds(q[j] * t[k]) - decay[j])
             total = 0.0
@@ -341,5 +373,6 @@ def add_heavy_members(
                 )
                 c, d = a * c - b * d, a * d + b * c
                 total += real[s] * c - imag[s] * d
+
             members[0, j] += scale[0, k] * total
             members[1, j] += scale[1, k] * total

@@ -78,6 +78,7 @@ def _strata_distributions(
         which = np.flatnonzero(drawn & (stratum == g))
         if count and len(which):
             drawing.append((_make_distribution(q[which], count, scheme), which))
+
     return drawing
 
 
@@ -96,24 +97,30 @@ def bias_of_distributions(
     inclusion = np.zeros((2, len(logits)))
     for group, which in drawing:
         inclusion[:, which] = group.inclusion
+
     divisors = inclusion[0] if correction is None else correction
     every = np.concatenate([*(which for _, which in drawing), np.empty(0, np.int64)])
     if all(isinstance(group, AllClassesDrawn) for group, _ in drawing):
         return _bias_if_all_drawn(logits, label, scheme, every, divisors)._replace(
             inclusion=inclusion[0]
         )
+
     weights = make_weights(logits, label, scheme, divisors)
-    terms, probs = weights.terms(every, inclusion[0, every]), weights.probs
+    terms = weights.terms(every, inclusion[0, every])
+    probs = weights.probs
     sums = expected_probs_and_log_sum([group for group, _ in drawing], terms)
     expected = np.zeros((3, len(probs)))
     expected[:, every] = sums.expected_probs
     expected[:, label] += sums.expected_base_prob
+
     # p' sums to 1, so divide by the sum: all entries have the same relative error
     total = expected.sum(axis=1, keepdims=True)
     expected /= total
     bias = expected[0] - probs
-    unit, norm = relative_term_error(terms.max_log_magnitude), float(np.abs(bias).sum())
+    unit = relative_term_error(terms.max_log_magnitude)
+    norm = float(np.abs(bias).sum())
     error = unit * (1.0 + norm) + 2.0 * abs(float(total[0, 0]) - 1.0)
+
     # log S is relative to the largest logit in S
     shift = float(weights.log_probs[np.append(every, label)[terms.reference_index]])
     if scheme.corrects_label:
@@ -125,12 +132,15 @@ def bias_of_distributions(
         changes.append((probs[every] * moved).sum())
     for change in changes:
         error += estimate_error(float(change), 0.0, 1.0, 0.0)
+
     for coarse in sums.expected_log_sum[1:]:
         loss_error += estimate_error(abs(float(coarse - sums.expected_log_sum[0])), 0.0, 1.0, 0.0)
+
     # A rare set without the largest term may have a far smaller log S. An error in its probability
     # changes the loss by the error times this difference, which is at most the range of the logits.
     loss_error += min(error, 2.0) * _logit_range(logits, terms)
     loss_bias = float(sums.expected_log_sum[0]) + shift
+
     # the L1 distance of two distributions is at most 2
     return ExampleBias(bias, probs, loss_bias, min(error, 2.0), float(loss_error), inclusion[0])
 
@@ -152,11 +162,14 @@ def _bias_if_all_drawn(
     there = np.zeros(len(probs), np.bool_)
     there[every] = True
     there[label] = scheme.label_in_sum or (there[label] and scheme.draws_label)
-    own, of_loss = divisors.copy(), float(divisors[label]) if scheme.corrects_label else 1.0
+    own = divisors.copy()
+    of_loss = float(divisors[label]) if scheme.corrects_label else 1.0
     if not scheme.corrects_label and scheme.label_in_sum:
         own[label] = 1.0
     elif scheme.label_is_a_draw and label in every:
-        own[label] *= 0.5  # the label is in S twice, as a draw and as the fixed term
+        # the label is in S twice, as a draw and as the fixed term
+        own[label] *= 0.5
+
     # p' - p cancels if all divisors are nearly equal. Let h be the most probable class in S,
     # d_j = (c_h - c_j) / c_j, and D the mean of d under p. For |D| < 1/2 compute the bias as
     # p_j (d_j - D) / (1 + D). For larger |D| the difference p' - p is accurate.
@@ -169,6 +182,7 @@ def _bias_if_all_drawn(
         tiny = (probs < _MIN_PROB_WITH_ALL_DIGITS) & np.isfinite(apart)
         parts[tiny] = np.sign(apart[tiny]) * np.exp(log_probs[tiny] + np.log(np.abs(apart[tiny])))
         gain = float(parts.sum())
+
     log_own = np.where(there, np.log(np.where(there, own, 1.0)), np.inf)
     terms = SumTerms(logits, log_own, np.ones(len(logits)))
     unit = relative_term_error(terms.max_log_magnitude)
@@ -191,6 +205,7 @@ def _bias_if_all_drawn(
         log_sum = float(log_probs[h]) + largest + math.log(total)
         error = unit * float(np.abs(bias).sum() + 1.0)
         loss_error = unit + EPS * (abs(float(log_probs[h])) + abs(largest))
+
     # `log_sum` is log(S c_h); the loss needs log(S c_t), or log S if the label is not corrected
     ratio = (of_loss - own[h]) / own[h]
     near = abs(ratio) < 0.5

@@ -90,7 +90,8 @@ class Sets:
         stored.
         """
         values = np.ascontiguousarray(values, np.complex128)
-        means, parts = np.empty(len(values), np.complex128), np.empty_like(values)
+        means = np.empty(len(values), np.complex128)
+        parts = np.empty_like(values)
         points = self.absent, self.present, self.last, self.weights, self.has_last
         _write_set_means(*points, values, means, parts)
         return means, parts
@@ -128,9 +129,11 @@ def _write_set_means(
 ) -> None:
     """Write the results of `Sets.means` to `means` (U,) and `parts` (U, n)."""
     n, num = absent.shape
-    inverse, terms = np.empty_like(absent), np.empty_like(weights)
+    inverse = np.empty_like(absent)
+    terms = np.empty_like(weights)
     for u in range(len(values)):
-        products, totals = weights.copy(), np.full(num, 0.0j if has_last else 1.0 + 0.0j)
+        products = weights.copy()
+        totals = np.full(num, 0.0j if has_last else 1.0 + 0.0j)
         for j in range(n):
             value = values[u, j]
             for i in range(num):
@@ -140,8 +143,10 @@ def _write_set_means(
                 over_size = 1.0 / size if size > _MIN_FACTOR_SQUARE else 0.0
                 inverse[j, i] = value * np.conj(factor) * over_size
                 totals[i] += last[j, i] * inverse[j, i]
+
         for i in range(num):
             terms[i] = products[i] * totals[i]
+
         means[u] = _sum_terms(terms)
         for j in range(n):
             for i in range(num):
@@ -186,14 +191,17 @@ def independent(q: bytes, m: int) -> Sets:
 def first_different(q: bytes, m: int) -> Sets:
     """Return the distribution of m draws without replacement."""
     probs = np.frombuffer(q)
+
     # from a time before which m rings are too improbable to matter, to a time by which the m most
     # probable classes have almost surely rung
-    start, end = (gammaln(m + 1.0) - 40.0) / m, np.log((45.0 + np.log(m)) / np.sort(probs)[-m])
+    start = (gammaln(m + 1.0) - 40.0) / m
+    end = np.log((45.0 + np.log(m)) / np.sort(probs)[-m])
     step = min(0.35, 0.7 / np.sqrt(m))
     times = np.exp(np.arange(start, end, step))
     log_z, probabilities = _tilted_probabilities(probs, times, m)
     half = _half_circle_points((probabilities * (1.0 - probabilities)).sum(axis=1).max())
-    t, z = np.repeat(times, len(half)), np.outer(np.exp(log_z), half).ravel()
+    t = np.repeat(times, len(half))
+    z = np.outer(np.exp(log_z), half).ravel()
     return _make_sets(probs, t + 0.0j, z, np.log(t * step / len(half)) - m * np.log(z), True)[1]
 
 
@@ -213,11 +221,14 @@ class _NumTriesDistribution(NamedTuple):
         interpolation: an expectation given the number of tries is smooth in the log of the number.
         """
         m, found, given = self
+
         # m tries are without a repeated draw: some corrections differ, so no interpolation
         first = m, found[0], given(m)[1]
-        rest, numbers = np.array(found[1:]), m + 1 + np.arange(len(found) - 1)
+        rest = np.array(found[1:])
+        numbers = m + 1 + np.arange(len(found) - 1)
         if not len(rest):
             return (first,)
+
         # Chebyshev points in the log, rounded to whole numbers
         angles = np.pi * (np.arange(most) + 0.5) / most
         ends = np.log(numbers[[0, -1]])
@@ -255,18 +266,21 @@ def _distribution_of_tries(
     last = np.sort(probs)[: len(probs) - m + 1].sum()
     if np.log(_TAIL_PROB) / np.log1p(-last + _TAIL_PROB) > _MAX_TRIES:
         return None
+
     # For each number of tries, find the time at which it is the expected number, as the radius of
     # the circle in x. A class that has been drawn was drawn lam / (1 - exp(-lam)) times on average.
     times = np.exp(np.linspace(np.log(0.01 * m), np.log(8.0 * _MAX_TRIES), 512))
     log_z, probabilities = _tilted_probabilities(probs, times, max(m - 1.0, 0.3))
     lam = np.outer(times, probs)
     comes = probabilities * lam / np.where(lam > 0.0, -np.expm1(-lam), 1.0)
-    means, variances = comes.sum(axis=1), (comes * (1.0 + lam - comes)).sum(axis=1)
+    means = comes.sum(axis=1)
+    variances = (comes * (1.0 + lam - comes)).sum(axis=1)
     of_different = (probabilities * (1.0 - probabilities)).sum(axis=1)
 
     def given(tries: int) -> tuple[float, Sets]:
         at = int(np.abs(means - (tries - 1.0)).argmin())
-        half, arc = _half_circle_points(of_different[at]), _half_circle_points(variances[at])
+        half = _half_circle_points(of_different[at])
+        arc = _half_circle_points(variances[at])
         circle = np.exp(log_z[at]) * np.concatenate([half, half.conj()])
         x, z = np.repeat(times[at] * arc, len(circle)), np.tile(circle, len(arc))
         log_weights = gammaln(tries) + times[at] - (tries - 1.0) * np.log(x) - m * np.log(z)
@@ -278,6 +292,7 @@ def _distribution_of_tries(
         if m + len(found) > _MAX_TRIES or sets.absent.size > most_factors:
             return None
         found.append(probability)
+
     return _NumTriesDistribution(m, found, given)
 
 
@@ -302,6 +317,7 @@ def _tilted_probabilities(
     x = np.outer(times, probs)
     with np.errstate(divide="ignore"):
         log_odds = np.log(-np.expm1(-x)) + x
+
     possible = log_odds > -np.inf
     low = -log_odds.max(axis=1) - 40.0
     high = 40.0 - log_odds.min(axis=1, initial=0.0, where=possible)
@@ -309,6 +325,7 @@ def _tilted_probabilities(
         log_z = 0.5 * (low + high)
         few = expit(log_z[:, None] + log_odds).sum(axis=1) < count
         low, high = np.where(few, log_z, low), np.where(few, high, log_z)
+
     return log_z, expit(log_z[:, None] + log_odds)
 
 
@@ -320,10 +337,14 @@ def _make_sets(
     `x` (N,) are the complex times at the points, `z` (N,) the values of the variable of the series,
     and `log_weights` (N,) the logs of the weights before this normalisation.
     """
-    radius, right = np.abs(x)[:, None], x.real[:, None] >= 0.0
-    gone, sign = np.exp(-radius * probs), np.where(right, 1.0, -1.0)
+    radius = np.abs(x)[:, None]
+    right = x.real[:, None] >= 0.0
+    gone = np.exp(-radius * probs)
+    sign = np.where(right, 1.0, -1.0)
+
     # the factors of a class are divided by their sum at |x| and |z|, so that they are at most 1
     whole = gone - np.abs(z)[:, None] * np.expm1(-radius * probs)
+
     # (exp(q x) - 1) exp(-q |x|) without overflow, by expm1 of an exponent with real part below 0
     come = np.exp(probs * (np.where(right, x[:, None], 0.0) - radius))
     come = -sign * come * np.expm1(-sign * probs * x[:, None])
@@ -331,7 +352,8 @@ def _make_sets(
     weights = np.exp(log_weights + np.log(whole).sum(axis=1))
     sizes = np.abs(weights) * (np.abs(last).sum(axis=1) if has_last else 1.0)
     kept = sizes > _MIN_POINT_WEIGHT * sizes.max()
-    absent, present = gone / whole, z[:, None] * come / whole
+    absent = gone / whole
+    present = z[:, None] * come / whole
     absent, present, last = (
         np.ascontiguousarray(f[kept].T) + 0.0j for f in (absent, present, last)
     )
@@ -348,7 +370,8 @@ class _StratumOfSets:
 
     def __init__(self, sets: Sets) -> None:
         self._sets = sets
-        self.inclusion, self.relative_error = np.stack([sets.inclusion] * 2), _MIN_POINT_WEIGHT
+        self.inclusion = np.stack([sets.inclusion] * 2)
+        self.relative_error = _MIN_POINT_WEIGHT
 
     def expect_exponentials(
         self, decay: FloatArray, saddles: list[FloatArray]
@@ -431,7 +454,8 @@ def _tries_bias_of_example(
     logits: FloatArray, label: int, q: FloatArray, inputs: Inputs
 ) -> ExampleBias:
     """Return `tries_bias` of one example."""
-    scheme, m = inputs.scheme, inputs.num_sampled
+    scheme = inputs.scheme
+    m = inputs.num_sampled
     kept = np.flatnonzero(~(scheme.excludes_label & (np.arange(len(q)) == label)))
     probs = q[kept] / q[kept].sum()
     tries = _distribution_of_tries(probs, m, _MAX_FACTORS_OF_BIAS)

@@ -120,8 +120,10 @@ def _require_divisors(
             f"`num_sampled` must be above 0 in a stratum with scheme={inputs.scheme.name!r}, whose "
             f"sum is of draws alone, got {counts}."
         )
+
     if corrected or not inputs.scheme.corrects_label:
         return
+
     for row, label in enumerate(inputs.labels):
         if not counts[stratum[label]]:
             raise ValueError(
@@ -139,6 +141,7 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
         raise ValueError(
             f"`strata` must have shape ({n},), one number for each class, got ({len(stratum)},)."
         )
+
     num = int(stratum.max()) + 1
     given = [num_sampled] * num if np.ndim(num_sampled) == 0 else list(num_sampled)
     if len(given) != num:
@@ -146,6 +149,7 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
             f"`num_sampled` must be one number, or one for each of the {num} strata, got "
             f"{len(given)}."
         )
+
     counts = [as_count("num_sampled", one, 0) for one in given]
     for row, (_, label, q) in enumerate(inputs.rows()):
         drawn = q > 0.0
@@ -159,4 +163,5 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
                 f"`num_sampled` must be at most the number of classes that can be drawn, got "
                 f"{counts[few[0]]} for stratum {few[0]}, which has {held[few[0]]} (example {row})."
             )
+
     return stratum, counts

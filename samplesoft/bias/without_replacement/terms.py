@@ -21,13 +21,17 @@ from samplesoft.schemes import Scheme
 _LOG_U_STEP = 0.2  # the error of the trapezoid rule is about exp(-pi**2 / step)
 _FIRST_Z = -3.6  # z of the first node, where z - exp(-z) is -40
 _FIRST_EVEN_LOG_U = -44.0  # log u of the first of the equidistant nodes
-_LOG_U_TO_LARGEST_TERM = 1.5  # at x = 0, u is exp(-1.5) divided by the largest scale of S
+# at x = 0, u is exp(-1.5) divided by the largest scale of S
+_LOG_U_TO_LARGEST_TERM = 1.5
 _LOG_DECAY_OF_ONE = -42.0  # for smaller log(u w), exp(-u w) is 1
 _LOG_DECAY_OF_ZERO = 6.7  # for larger log(u w), exp(-u w) is 0
 _EVEN_FROM_LOG_U = 40.0  # from here on, all rules have equidistant nodes of equal weights
-_APART_NATS = 60.0  # of two terms that differ by more, the smaller one is negligible in their sum
-_MAX_COUNTED_NATS = 1e14  # the nodes in a longer range are not counted: log u has no digits for it
-_RARE_COUNT = 1e-22  # a term with a smaller expected count in S affects no digit of p'
+# of two terms that differ by more, the smaller one is negligible in their sum
+_APART_NATS = 60.0
+# the nodes in a longer range are not counted: log u has no digits for it
+_MAX_COUNTED_NATS = 1e14
+# a term with a smaller expected count in S affects no digit of p'
+_RARE_COUNT = 1e-22
 
 
 class SumTerms(NamedTuple):
@@ -83,9 +87,11 @@ class SumTerms(NamedTuple):
         two groups affects no sum, because the smaller group is negligible.
         """
         kept = np.flatnonzero(self.log_divisors < np.inf)
-        logits, divisors = self.logits[kept], np.abs(self.log_divisors[kept])
+        logits = self.logits[kept]
+        divisors = np.abs(self.log_divisors[kept])
         order = np.argsort(self.log_terms[kept])
-        logits, logs = logits[order], self.log_terms[kept][order]
+        logits = logits[order]
+        logs = self.log_terms[kept][order]
         starts = np.flatnonzero(np.append(True, np.diff(logs) > _APART_NATS))
         with np.errstate(over="ignore"):
             spans = np.maximum.reduceat(logits, starts) - np.minimum.reduceat(logits, starts)
@@ -98,7 +104,8 @@ class ClassWeights(NamedTuple):
     log_probs: FloatArray  # (n,) log-softmax
     probs: FloatArray  # (n,) softmax
     logits: FloatArray  # (n,) as the caller gave them
-    log_divisors: FloatArray  # (n,) log divisor of a draw; infinite if a draw has weight 0
+    # (n,) log divisor of a draw; infinite if a draw has weight 0
+    log_divisors: FloatArray
     label: int
     # log divisor of the label's fixed term, which is in S without being drawn; infinite if S has no
     # such term
@@ -109,7 +116,8 @@ class ClassWeights(NamedTuple):
 
         `counts` (k,) are the expected numbers of draws of the classes.
         """
-        every, divisors = np.append(which, self.label), self.log_divisors[which]
+        every = np.append(which, self.label)
+        divisors = self.log_divisors[which]
         return SumTerms(
             self.logits[every], np.append(divisors, self.label_log_divisor), np.append(counts, 1.0)
         )
@@ -190,14 +198,17 @@ def quadrature_nodes(
     logs = terms.log_terms
     near_mean = int(np.abs(logs - reference).argmin())
     above_that = reference - float(logs[near_mean])
-    logs, start, number = logs - log_scale, 0.0, 0
+    logs = logs - log_scale
+    start = 0.0
+    number = 0
     while True:
         x, weights = rule(number)
         log_decay = logs + (x - start)
         log_mean = float(log_decay[near_mean]) + above_that
         yield QuadratureNode(log_decay, log_mean, weights)
         number += 1
-        ahead, mean_is_ahead = log_decay <= _LOG_DECAY_OF_ONE, log_mean <= _LOG_DECAY_OF_ONE
+        ahead = log_decay <= _LOG_DECAY_OF_ONE
+        mean_is_ahead = log_mean <= _LOG_DECAY_OF_ONE
         ahead &= log_decay > -np.inf
         if (
             x < _EVEN_FROM_LOG_U
@@ -205,16 +216,19 @@ def quadrature_nodes(
             or not ahead.any()
         ):
             continue
+
         next_log = max(float(log_decay[ahead].max()), log_mean if mean_is_ahead else -np.inf)
         distance = min(_LOG_DECAY_OF_ONE - next_log, LARGEST_FLOAT)
         if distance <= 2.0 * _LOG_U_STEP:
             continue
+
         skipped = distance
         if distance < _MAX_COUNTED_NATS:  # skip whole pairs, so that even nodes remain even
             skipped = 2.0 * _LOG_U_STEP * math.floor(0.5 * distance / _LOG_U_STEP)
         both = weights + rule(number)[1]
         yield QuadratureNode(log_decay, log_mean, both * (0.5 / _LOG_U_STEP) * skipped)
-        logs, start = _logs_relative_to_largest(terms, log_decay, ahead), x
+        logs = _logs_relative_to_largest(terms, log_decay, ahead)
+        start = x
         next_log = float(logs[ahead].max())
         if mean_is_ahead:
             next_log = max(next_log, float(logs[near_mean]) + above_that)
