@@ -98,6 +98,7 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
 
     ratios = make_ratios(draws)
     reference = float(np.exp(min(ratios.log_ref, LARGEST_EXPONENT)))
+
     with np.errstate(all="ignore"):
         # r - R loses digits if r is near R. So for |kappa| < 1/2 it is computed as
         # 2 kappa R / (1 - kappa), with kappa = (r - R) / (r + R).
@@ -105,10 +106,12 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
         near = np.abs(kappa) < 0.5
         ratio = 2.0 * kappa / np.where(near, 1.0 - kappa, 1.0) * reference
         apart = np.exp(np.minimum(ratios.log_r, LARGEST_EXPONENT)) - reference
+
         flows = draws.probs * np.where(near, ratio, apart)
         flows[label] = 0.0
         total = float(flows.sum())
         mean = ratios.mean_deviation * reference
+
         limit: FloatArray = draws.probs * (total + draws.probs[label] * mean) - flows
         limit[label] = max(draws.probs[label] * (total - draws.other_mass * mean), 0.0)
 
@@ -222,6 +225,7 @@ def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
     m = float(inputs.num_sampled)
     rows = []
     require_bounds(scheme)
+
     for row in inputs.rows():
         leading = _example_limit(*row, scheme) / m
         rho, norm = _rho_and_l1_bound(make_negatives(*row, masked=not scheme.excludes_label))

@@ -113,6 +113,7 @@ def metropolis_bias(
     inputs = check_inputs(logits, 0, q, 1, "importance", h)
     steps = as_array("num_steps", num_steps)
     counts = [as_count("num_steps", step, 0) for step in steps.ravel()]
+
     rows = []
     shape = (*steps.shape, inputs.logits.shape[1])
     for (o, _, q_row), distribution in zip(
@@ -123,6 +124,7 @@ def metropolis_bias(
         top = int(log_p.argmax())
         if log_p[top] > -_MAX_NEAR_LOG_RATIO:
             log_p[top] = np.log1p(-np.exp(np.delete(log_p, top)).sum())
+
         chain = make_chain(log_p, log_q)
         p = np.exp(log_p)
         with np.errstate(divide="ignore"):
@@ -133,6 +135,7 @@ def metropolis_bias(
             np.clip(near, -_MAX_NEAR_LOG_RATIO, _MAX_NEAR_LOG_RATIO)
         )
         gap = np.where(np.abs(near) < _MAX_NEAR_LOG_RATIO, of_ratio, distribution - p)
+
         biases = np.reshape([after_steps(chain, gap, count, True) for count in counts], shape)
         distributions = np.reshape(
             [after_steps(chain, distribution, count) for count in counts], shape
@@ -146,6 +149,7 @@ def _start_distributions(start: Any, inputs: Inputs) -> FloatArray:
     """Check `start`, and return the initial distributions (B, n) of the chains."""
     batch, n = inputs.logits.shape
     outer = (batch,) if inputs.is_batch else ()
+
     if start is None:
         distributions = inputs.q
     elif as_array("start", start).dtype.kind in "iu":
@@ -153,9 +157,11 @@ def _start_distributions(start: Any, inputs: Inputs) -> FloatArray:
         return np.asarray(labels[:, None] == np.arange(n), np.float64)
     else:
         distributions = as_proposal("start", start, n)
+
         if distributions.shape not in ((n,), (*outer, n)):
             expected = f"({n},) or {(*outer, n)}"
             raise ValueError(
                 f"`start` must have shape {expected} as a distribution, got {distributions.shape}."
             )
+
     return np.broadcast_to(distributions / distributions.sum(axis=-1, keepdims=True), (batch, n))

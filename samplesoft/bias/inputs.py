@@ -116,6 +116,7 @@ def check_inputs(
     known_scheme = _find_scheme(scheme, takes_distinct, require)
     if not allows_always_included:
         require_none_certain("q", q)
+
     logits = to_host(logits)
     labels = to_host(labels)
     m = as_count("num_sampled", num_sampled, known_scheme.min_draws)
@@ -123,6 +124,7 @@ def check_inputs(
     n = o.shape[-1]
     checked = as_labels("labels", labels, n, o.shape[:-1])
     proposal = _check_proposal(q, h, o, np.atleast_1d(checked), known_scheme)
+
     inputs = Inputs(
         np.atleast_2d(o),
         np.atleast_1d(checked),
@@ -132,9 +134,11 @@ def check_inputs(
         is_batch=o.ndim == 2,
         certain=check_certain(certain, q, n, known_scheme),
     )
+
     check_support(inputs, takes_missing)
     if known_scheme.distinct:
         _check_num_distinct(inputs)
+
     return inputs
 
 
@@ -143,6 +147,7 @@ def _find_scheme(
 ) -> Scheme:
     """Return the scheme of this `name`, as `as_scheme` does; faster if the name is valid."""
     known_scheme = SCHEMES.get(name) if require is None and isinstance(name, str) else None
+
     if (
         known_scheme is not None
         and known_scheme.has_exact_bias
@@ -250,6 +255,7 @@ def _check_proposal(
                 f"`q` must hold inclusion probabilities for scheme {scheme.name!r}, got a "
                 f"{type(q).__name__}; write for example -numpy.expm1(m * numpy.log1p(-q.probs(h)))."
             )
+
         n = logits.shape[-1]
         proposal = as_proposal("q", probs_of(q, h, labels, n, scheme), n)
         if logits.ndim == 1 and len(proposal) == 1:
@@ -260,6 +266,7 @@ def _check_proposal(
                 "`h` must be None where `q` holds probabilities, got context vectors; leave h "
                 "out, or give a sampler as q."
             )
+
         as_q = as_probabilities if scheme.independent else as_proposal
         proposal = as_q("q", to_host(q), logits.shape[-1])
 
@@ -282,6 +289,7 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
 
     zeros = inputs.q == 0.0
     scheme = inputs.scheme
+
     for row, (_, label, q) in enumerate(inputs.rows()):
         missing = zeros[row if len(zeros) > 1 else 0].copy()
         if not (scheme.draws_label or scheme.corrects_label):
@@ -432,6 +440,7 @@ def merge_certain_into_label(
     with np.errstate(over="ignore"):
         masses = np.exp(logits[members] - top)
     total = masses.sum()
+
     o = np.append(top + np.log(total), logits[rest])
     return MergedExample(o, 0, np.append(q[members].sum(), q[rest]), members, rest, masses / total)
 
@@ -442,6 +451,7 @@ def merge_certain_into_label(
 def check_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatArray:
     """Check a Jacobian of the logits; return it in float64, as (n, P) or (B, n, P)."""
     array = as_real_array("jacobian", jacobian, (2, 3) if len(logits_shape) == 2 else (2,))
+
     expected_shape = logits_shape if array.ndim == 3 else logits_shape[-1:]
     if array.shape[:-1] != expected_shape:
         expected = "(n, P)" if len(logits_shape) == 1 else "(n, P) or (B, n, P)"

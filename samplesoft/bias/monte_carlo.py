@@ -142,9 +142,11 @@ def monte_carlo_bias(
     inputs = check_inputs(
         logits, labels, q, num_sampled, scheme, h, certain, allows_always_included=True
     )
+
     num_trials = as_count("num_trials", num_trials, 2)
     key = stream_key(rng)
     workers = as_executor(executor)
+
     if len(inputs.logits) == 1:
         estimates = iter([_simulate_examples(num_trials, key, (inputs, 0), workers)])
     else:
@@ -169,6 +171,7 @@ def _simulate_examples(
     for i, row in enumerate(inputs.rows(), first):
         # a compiled function returns a plain int: convert it, so that Numba sees a uint64 again
         example_key = np.uint64(mix64(key, np.uint64(i)))
+
         if not len(inputs.certain):
             simulation = simulate(*row, m, scheme, num_trials, example_key, executor=executor)
             rows.append(simulation[:4])
@@ -216,6 +219,7 @@ def simulate(
     bins = np.zeros(0, np.int64) if bins is None else np.ascontiguousarray(bins, dtype=np.int64)
     projection = np.zeros((len(p), 0)) if projection is None else projection
     directions = np.ascontiguousarray(projection, dtype=np.float64)
+
     target = _Observables(bins, center, directions, p @ directions)
     plan = _make_plan(log_p, label, q, m, scheme)
     run_block = partial(_simulate_block, plan, target, key, scheme.jackknife)
@@ -254,6 +258,7 @@ def simulate(
     variance = np.maximum(square - total**2 / num_trials, 0.0) / (num_trials - 1)
     bias = total / num_trials
     stderr = np.sqrt(variance / num_trials)
+
     stderrs = np.sqrt(squares / (num_trials - 1) / num_trials)
     return Simulation(bias, stderr, float(mean[0]), float(stderrs[0]), mean[1:], stderrs[1:])
 
@@ -309,9 +314,11 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
     num_draws = m
     probs = q
     log_unit = 0.0
+
     divisors = q.copy()
     if scheme.excludes_label or scheme.divides_by_accepted:
         divisors[label] = 0.0
+
     if scheme.independent:
         # To include each class independently without O(n) time, draw a Poisson number of classes
         # with replacement, in proportion to rates r. Each class is then drawn at least once with
@@ -329,15 +336,19 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
             probs = divisors
 
     log_weights = _divide_logs(log_p, divisors) + log_unit
+
     log_base = float(log_p[label]) if scheme.label_in_sum else -np.inf
     offset = 0.0
     if scheme.corrects_label:
         log_base = float(log_weights[label])
         offset = float(log_p[label]) - log_base
+
     if not scheme.draws_label:
         log_weights[label] = -np.inf
+
     linear = log_weights.max() <= _MAX_LINEAR_LOG and log_base <= _MAX_LINEAR_LOG
     linear = linear and max(log_base, log_weights.min()) >= -_MAX_LINEAR_LOG
+
     return _Plan(
         label,
         num_draws,
@@ -366,6 +377,7 @@ def _poisson_cdf(rate: float) -> tuple[int, FloatArray]:
     """
     if rate == 0.0:
         return 0, np.zeros(0)
+
     width = int(10.0 * np.sqrt(rate)) + 30
     first = max(int(rate) - width, 0)
     cdf = pdtr(np.arange(first, int(rate) + width + 1), rate).astype(np.float64)
@@ -394,11 +406,13 @@ def _run_block(
     num_bins = len(target.center)
     num_moments = 1 + len(target.projection_center)
     capacity = min(n, 1 + len(plan.always_included) + plan.words_per_trial) + 1
+
     seen = np.zeros(n, np.int32)  # all 0 between trials
     bin_slot = np.full(num_bins if len(target.bins) > 0 else 0, -1, np.int32)
     ids = np.empty(capacity, np.int32)
     counts = np.empty(capacity, np.int32)
     values = np.empty(capacity)
+
     sums = np.zeros((num_bins, 4))  # with the center, so that a bin needs one cache line
     for b in range(num_bins):
         sums[b, 0] = target.center[b]
@@ -608,10 +622,12 @@ def _sum_without_class(
     for k in range(1, size):
         if k != heavy:
             unit = max(unit, plan.log_weights[ids[k]])
+
     drawn = 0.0
     for k in range(1, size):
         if k != heavy:
             drawn += counts[k] * math.exp(plan.log_weights[ids[k]] - unit)
+
     return unit, math.exp(plan.log_base - unit) + plan.num_draws / (plan.num_draws - 1) * drawn
 
 

@@ -95,12 +95,14 @@ class NegativeSums(NamedTuple):
             gap = np.maximum(logits - self.max_logit, -1e300)  # finite even for huge logits
             weight = np.exp(gap)
             log_qn = np.log(q) - math.log(self.q_sum)
+
             qn = q / self.q_sum
             ratio = weight / qn / self.exp_sum
             # log r as a difference of logs loses digits if r is near 1. As the log of a quotient it
             # may overflow or underflow. So take the quotient wherever it is in range.
             direct = (gap > -600.0) & (qn > 1e-300) & np.isfinite(ratio)
             log_ratio = np.where(direct, np.log(ratio), gap - log_qn - self.log_exp_sum)
+
             deviation = np.maximum(log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))
 
         return np.stack([gap - self.log_exp_sum + self.log_zt, log_qn, log_ratio, deviation])
@@ -124,11 +126,13 @@ def make_negatives(
     """
     keep = np.ones(logits.shape, dtype=np.bool_)
     keep[label] = False
+
     kept_logits = logits[keep]
     kept_q = q[keep]
     top = float(kept_logits.max())
     q_masked = float(q[label]) if masked else 0.0
     mass = float(kept_q.sum()) + q_masked
+
     with np.errstate(all="ignore"):
         gap = np.maximum(kept_logits - top, -1e300)
         delta = float(np.clip(logits[label] - top, -1e300, 1e300))
@@ -138,10 +142,12 @@ def make_negatives(
     sums = NegativeSums(logits.size, top, total, mass, delta, q_masked, reach)
     of_classes = sums.compute_logs(kept_logits, kept_q), sums.masked_hit_logs
     log_p, log_qn, log_ratio, log_deviation = np.concatenate(of_classes, axis=1)
+
     log_chi2 = log_sum_exp(log_qn + 2.0 * log_deviation)
     scalars = {name: getattr(sums, name) for name in ("log_a", "log_zt", "log_error_bound")}
     columns = log_p, log_qn, log_ratio, log_deviation
     names = "log_p", "log_qn", "log_ratio", "log_deviation"
+
     return Negatives(keep, **scalars, **dict(zip(names, columns, strict=True)), log_chi2=log_chi2)
 
 

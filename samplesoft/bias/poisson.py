@@ -98,6 +98,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     always_in = draws.always_in
     classes = draws.classes
     unit = draws.term_rounding
+
     if draws.random_mass == 0.0:
         return ExampleBias(np.zeros_like(probs), probs, 0.0, 0.0, 0.0)
 
@@ -120,10 +121,12 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
             bias[always_in] = (
                 draws.fractions * base_flow * draws.random_mass - probs[always_in] * total
             )
+
             coarse += change_by_half_of_nodes(nodes.base_terms)
             magnitude += float(np.abs(nodes.base_terms).sum())
             norm = float(np.abs(bias).sum())
             loss_magnitude = float(nodes.loss_magnitudes.sum())
+
             row = ExampleBias(
                 bias=bias,
                 probs=probs,
@@ -132,6 +135,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
                 loss_error=estimate_sum_error(nodes.loss_terms, loss_magnitude, loss_unit),
             )
             best = combine_better(best, row)
+
             is_enough = row.error <= (RELATIVE_TOLERANCE + 4.0 * unit) * norm
             if (
                 is_enough
@@ -167,14 +171,18 @@ def make_inclusion_draws(logits: FloatArray, label: int, q: FloatArray) -> Inclu
     always_in[label] = True
     pi[always_in] = 0.0
     drawn = pi > 0.0
+
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
     classes = make_included_classes(logits, probs, log_probs, pi)
     log_base = log_total_mass(log_probs[always_in])
+
     unit = relative_term_error_of_logs(log_probs[drawn], np.log(pi[drawn]))
     unit = max(unit, relative_term_error_of_logs(log_probs[always_in]))
+
     random_mass = float(probs[~always_in].sum())
     fractions = np.exp(log_probs[always_in] - log_base)
+
     return InclusionDraws(
         log_probs, probs, always_in, classes, random_mass, log_base, fractions, unit
     )
@@ -202,11 +210,13 @@ def make_inclusion_nodes(
     """
     # largest rate: largest w, or 1 for exp(-u); smallest rate: the base mass
     x, dx = make_grid(max(float(classes.log_w.max()), 0.0), log_base, step)
+
     products = _log_products_at_nodes(atoms, x)
     with np.errstate(over="ignore", under="ignore"):
         u_base = np.exp(np.minimum(x + log_base, LARGEST_EXPONENT))
         log_weights = products[:, 0] - u_base
         weights = dx * np.exp(log_weights)
+
         u = np.exp(np.minimum(x, LARGEST_EXPONENT))
         loss = -dx * difference_of_exp(log_weights, -u, products[:, 1])
         loss_magnitudes = exponent_magnitudes(np.abs(loss), log_weights)
@@ -341,11 +351,13 @@ def make_inclusion_atoms(included: IncludedClasses) -> InclusionAtoms:
     fit = drawn[
         (included.decay[drawn] <= max_decay) & (np.abs(included.log_w[drawn]) < _MAX_CELL_LOG_W)
     ]
+
     panel_ids = np.floor(included.log_w[fit] / WIDTH).astype(np.int64)
     first_panel = int(panel_ids.min(initial=0))
     crowded = np.bincount(panel_ids - first_panel) > DEGREE * degree
     slots = np.where(crowded, np.cumsum(crowded) - 1, -1)
     slot[fit] = slots[panel_ids - first_panel]
+
     cells = _ClassesInCells(included, slot, int(crowded.sum()), max_decay, degree)
     lone = drawn[slot[drawn] < 0]
     log_w, pi, counts = _cell_nodes(cells, first_panel + np.flatnonzero(crowded))
@@ -354,11 +366,13 @@ def make_inclusion_atoms(included: IncludedClasses) -> InclusionAtoms:
     kappa = np.tanh(0.5 * (log_w - included.log_w_ref))
     of_lone = included.log_w[lone], included.pi[lone], included.kappa[lone], np.ones(len(lone))
     columns = np.concatenate([of_lone, (log_w, pi, kappa, counts)], axis=1)
+
     order = np.argsort(columns[0], kind="stable")
     log_w, pi, kappa, counts = columns.take(order, axis=1)
     deviation = np.where(
         kappa < _MAX_KAPPA_OF_DEVIATION, 2.0 * kappa / (1.0 - np.minimum(kappa, 0.5)), 2.0
     )
+
     return InclusionAtoms(InclusionPoints(log_w, pi, kappa, deviation), counts, order, lone, cells)
 
 
@@ -392,6 +406,7 @@ def _cell_nodes(
 
     # spread classes over nodes: multiply by the transpose of interpolation, in log w and in l
     weights = panels.coefficient_matrix(degree) @ moments @ panels.coefficient_matrix().T
+
     pi = -np.expm1(-cells.max_decay * panels.node_positions(degree))[:, None]
     t = WIDTH * (panel_ids[:, None, None] + panels.node_positions())
     log_w = np.broadcast_to(t, shape).ravel()
@@ -431,6 +446,7 @@ def _integrate_flows(
         integrals[:, atoms.unsorted_index[part]] = of_part
 
     thread_for_each(integrate_slice, chunks(len(atoms.unsorted_index), _ATOMS_PER_CHUNK))
+
     lone = atoms.lone_classes
     cells = atoms.cells
     flows = np.zeros(len(included.pi))
@@ -445,6 +461,7 @@ def _integrate_flows(
 
     at_lone = integrals[:, : len(lone)]
     sums = write_flows(lone, at_lone[:2], at_lone[:2] - at_lone[2:])
+
     values = integrals[:, len(lone) :].reshape(4, cells.num_cells, cells.degree, DEGREE)
     coarse = np.abs(values[:2] - values[2:]).max(axis=(2, 3), initial=0.0)
     coefficients = (
@@ -500,12 +517,14 @@ def _locate_in_cells(
     ids = np.flatnonzero(slot >= 0)
     s = np.empty(len(ids))
     in_l = np.ones((degree, len(ids)))
+
     for k, j in enumerate(ids):
         t = log_w[j] / WIDTH
         s[k] = 2.0 * (t - math.floor(t)) - 1.0
         x = min(2.0 * (decay[j] / largest) - 1.0, 1.0)
         for i in range(1, degree):
             in_l[i, k] = 2.0 * x * in_l[i - 1, k] - in_l[i - 2, k] if i > 1 else x
+
     return ids, slot[ids], s, in_l
 
 
@@ -534,6 +553,7 @@ def log_products(
     first = far_sums(rows, log_w, False)[0]
     second = far_sums(rows, 2.0 * log_w, False)[1]
     above = far_sums(rows, still, True)
+
     y = np.empty(_ATOMS_PER_BLOCK)
     f = np.empty(_ATOMS_PER_BLOCK)
     z = np.empty(_ATOMS_PER_BLOCK)
@@ -542,6 +562,7 @@ def log_products(
         gone = count_below(log_w, GONE - x[k])
         total = above[2, gone]
         excess = total + math.exp(min(x[k], LARGEST_EXPONENT)) * above[3, gone]
+
         if flat > 0:
             last = math.exp(x[k] + log_w[flat - 1])
             total -= last * first[flat]
@@ -568,6 +589,7 @@ def _write_factors(
 
     exp(-y) - 1 loses digits for small y. So for y up to 1/2 this uses the series of expm1(-y).
     """
+
     for i in range(len(log_w)):
         y[i] = exp64(x + log_w[i])
     for i in range(len(log_w)):
@@ -651,6 +673,7 @@ def atom_integrals(
     log_w = points.log_w
     pi = points.pi
     kappa = points.kappa
+
     num = len(x)
     y_workspace = np.empty(_ATOMS_PER_BLOCK)
     decay = np.empty(_ATOMS_PER_BLOCK)
@@ -662,6 +685,7 @@ def atom_integrals(
     # y / (kappa (1 - pi)), and the term of B is 0.
     at_flat = np.zeros((4, num))
     at_gone = np.zeros((4, num))
+
     for k in range(num):
         y_refs[k] = scaled(x[k], log_w_ref)
         scales[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))
@@ -679,6 +703,7 @@ def atom_integrals(
 
     early = far_sums(at_flat, x, False)
     late = far_sums(at_gone, x, True)
+
     reference = np.array([log_w_ref])
     flat = 0
     gone = len(log_w)
@@ -688,6 +713,7 @@ def atom_integrals(
         add_far(x[k], late, k, log_w, gone_scales, slice(new_gone, gone), out)
         flat = new_flat
         gone = new_gone
+
         half = 2.0 * scales[k] if k % 2 == 0 else 0.0
         for start in range(flat, gone if scales[k] > 0.0 else flat, _ATOMS_PER_BLOCK):
             part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
@@ -720,6 +746,7 @@ def _add_node_terms(
     """
     e_ref = math.exp(-y_ref)
     drop_ref = math.expm1(-y_ref)
+
     log_w = points.log_w
     pi = points.pi
     kappa = points.kappa
@@ -735,9 +762,11 @@ def _add_node_terms(
         near = 1.0 if near > 1.0 else near
         close = -e_ref * (y[i] + y_ref) * decay_ratio_series(near)
         far = (e[i] - e_ref) / kappa[i]
+
         over_f = y[i] / ((1.0 - pi[i]) + pi[i] * e[i])
         first = over_f * (close if near == away else far)
         second = over_f * drop_ref * e[i]
+
         full_a[i] += scale * first
         full_b[i] += scale * second
         half_a[i] += half * first

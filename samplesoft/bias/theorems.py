@@ -93,6 +93,7 @@ class Theorem1Terms(NamedTuple):
         """
         m = as_count("num_sampled", num_sampled)
         weights, bound, unit = _divide_by_power_of_two(g, grad_bound, np.shape(self.ub1))
+
         scalars = self.ub1, self.ub2, self.lb_sum
         ub1, ub2, lb_sum = (np.expand_dims(x, -1) / m for x in scalars)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -114,6 +115,7 @@ class Theorem1Terms(NamedTuple):
         """
         m = as_count("num_sampled", num_sampled)
         bound = np.asarray(grad_bound)
+
         with np.errstate(all="ignore"):
             variance_above = self.variance_above
             gap = self.gap_above / m
@@ -121,6 +123,7 @@ class Theorem1Terms(NamedTuple):
                 variance_above * np.hypot(np.sqrt(3.0 * variance_above / m), gap) + self.root * gap
             )
             remainder += self.label_part
+
             from_lead = self.spread + remainder
             from_minus_lead = self.shifted + variance_above
             from_zero = np.fmin(self.spread + variance_above, self.shifted + remainder)
@@ -251,10 +254,12 @@ def _terms_of_negatives(negatives: Negatives) -> Theorem1Terms:
 
     # sum_j q_j r_j^2 = Z_t^2 (1 + chi2), because the mean of r under q is Z_t
     log_second = 2.0 * log_zt + float(np.logaddexp(0.0, negatives.log_chi2))
+
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
         low, high = log_ratio.min(), log_ratio.max()
         log_gap = log_zt + high + np.log(-np.expm1(low - high))
         log_ub2 = log_gap + log_zt - np.logaddexp(0.0, log_second)
+
         return Theorem1Terms(
             second_moment=float(np.exp(log_second)),
             max_gap=float(np.exp(log_gap)),
@@ -287,14 +292,18 @@ def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
         above = (deviation + np.expm1(4.0 * unit) * rms) * grow
         variance = deviation * deviation
         variance_above = above * above
+
         centred = np.exp(log_p + log_zt + negatives.log_deviation) * np.sign(log_ratio)
+
         high = log_ratio.max()
         low = log_ratio.min()
         gap = np.exp(log_zt + high) * (-np.expm1(low - high) + 16.0 * unit)
+
         rounding_of_g = (
             variance_above - variance + variance_above * (4.0 * unit + EPS * (len(log_p) + 16.0))
         )
         slack = 32.0 * unit * (rms * rms + variance_above) + rounding_of_g + len(log_p) * TINY
+
         return dict(
             variance=variance,
             variance_above=variance_above,
@@ -378,8 +387,10 @@ def _gradient_bounds(
     jac = check_jacobian(jacobian, terms.negative_probs.shape)
     largest = np.max(np.abs(jac), axis=(-2, -1))
     bound = np.broadcast_to(largest, terms.negative_probs.shape[:-1]).copy()[()]
+
     small, excess = scaled_to_avoid_overflow(jac)
     g = ldexp_or_inf(weighted_row_sum(terms.negative_probs, small), excess)
+
     bounds = terms.corrected_bounds if corrected else terms.bounds
     lower, upper = bounds(g, bound, inputs.num_sampled)
     return Theorem1Bounds(lower, upper, g, bound, terms)
@@ -608,6 +619,7 @@ def theorem2_ratio(
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
         log_ratio = tau * cosines - log_z_tau - np.log(np.abs(features)) + math.log(constant)
         log_normalizer = log_z_nu - log_z_tau
+
         return Theorem2Ratio(
             classes=classes,
             ratio=np.exp(log_ratio),
@@ -753,10 +765,12 @@ def theorem2_corrected(
         twice_variance = np.expm1(2.0 * log_kernel) ** 2  # (1 - K^2)^2 of a cosine
         spread = twice_variance + 2.0 / 3.0 * (1.0 + kernel) * gamma * kernel
         probabilities = 2.0 * np.exp(-num * (gamma * kernel) ** 2 / spread)
+
         log_center = log_softmax(tau * x) - log_softmax(nu * x)
         center = np.exp(log_center)
         logits = tau * np.append(x, cosines[labels])
         log_p = log_softmax(logits)[:-1]
+
         probs = np.exp(log_p)
         joint = np.exp(log_p + log_center)
         rest = float(probs.sum())  # 1 - p_t

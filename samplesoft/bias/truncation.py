@@ -68,13 +68,16 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
     n = o.shape[-1]
     rows = np.atleast_2d(o)
     targets = np.atleast_1d(as_labels("labels", labels, n, o.shape[:-1]))
+
     inside = np.zeros(rows.shape, np.bool_)
     np.put_along_axis(inside, as_ids("ids", ids, n, len(rows)), True, axis=1)
     np.put_along_axis(inside, targets[:, None], True, axis=1)
+
     with np.errstate(over="ignore", invalid="ignore"):  # logits 1e308 apart; no class outside A
         tops = [rows.max(axis=1, where=mask, initial=-np.inf) for mask in (inside, ~inside)]
         gaps = np.maximum(rows - np.where(inside, tops[0][:, None], tops[1][:, None]), -1e300)
         weights = np.exp(gaps)
+
         masses = [weights.sum(axis=1, where=mask) for mask in (inside, ~inside)]
         # log((1 - p(A)) / p(A)): -inf if no class is outside A; otherwise the sum outside A, in
         # units of its largest term, is at least 1
@@ -92,5 +95,6 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
     relative = unit + (of_odds * expit(-odds))[:, None] + _EPS * np.abs(gaps)
     error = (np.abs(bias) * relative).sum(axis=1)
     loss_error = (unit + of_odds) * mass[:, 0] + unit * np.abs(loss_bias)
+
     columns = bias, probs, loss_bias, error, loss_error
     return ExactBias(*(columns if o.ndim == 2 else (column[0] for column in columns)))

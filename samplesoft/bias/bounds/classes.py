@@ -63,14 +63,17 @@ class ClassBounds:
         log_zt = sums.log_zt
         log_m = math.log(m)
         log_p, _, log_ratio, log_deviation = columns
+
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             # log of the label's mass plus the weight of one draw of class j
             log_base = np.logaddexp(log_a, log_zt + log_ratio - log_m)
             log_mu = np.logaddexp(log_base, log_zt + log_fraction(m - 1, m))
+
             common = log_p + log_zt - log_m - log_mu
             first = -np.sign(log_ratio) * np.exp(common + log_deviation)
             size = np.exp(common + np.logaddexp(log_ratio, 0.0))
             at_others = self._gaps.log_bounds(m - 1, log_base, log_mu)
+
             ends = []
             for sign, label_gap, gap in zip((-1.0, 1.0), self._at_label, at_others, strict=True):
                 widen = 1.0 + sign * slack
@@ -117,9 +120,11 @@ def negative_sums(draws: Draws) -> NegativeSums:
     masked = not draws.scheme.excludes_label
     q_masked = totals.label_q if masked else 0.0
     mass = float(totals.q_others.value) + q_masked
+
     with np.errstate(all="ignore"):
         delta = float(np.clip(totals.label_logit - totals.top, -1e300, 1e300))
     reach = math.log(mass) + totals.top - totals.min_log_product
+
     return NegativeSums(totals.num, totals.top, totals.exps, mass, delta, q_masked, reach)
 
 

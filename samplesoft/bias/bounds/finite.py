@@ -100,8 +100,10 @@ class FiniteSampleBounds:
         jac, excess = scaled_to_avoid_overflow(check_jacobian(jacobian, self.lower.shape))
         lower, upper = np.atleast_2d(self.lower, self.upper)
         every = np.broadcast_to(jac, lower.shape[:1] + jac.shape[-2:])
+
         rows = [_bound_gradient(*row) for row in zip(lower, upper, every, strict=True)]
         ends = ldexp_or_inf(np.array(rows).swapaxes(0, 1), excess)
+
         below, above = ends.reshape(2, *self.lower.shape[:-1], jac.shape[-1])
         return np.minimum(below, _LARGEST_FLOAT), np.maximum(above, -_LARGEST_FLOAT)
 
@@ -236,6 +238,7 @@ def finite_sample_bounds_of(inputs: Inputs) -> FiniteSampleBounds:
         return FiniteSampleBounds(
             *inputs.columns(_bounds_without_replacement(row, inputs) for row in inputs.rows())
         )
+
     require_bounds(scheme)
     rows = [example_bounds(make_draws(*row, m, scheme)) for row in inputs.rows()]
     return FiniteSampleBounds(*inputs.columns(rows))
@@ -267,6 +270,7 @@ def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
 
     columns = sums.compute_logs(draws.logits[others], draws.q[others])
     spread = RatioRange().add(columns).add(sums.masked_hit_logs)
+
     transform = None
     if has_accurate_ratios(draws, sums):
         with np.errstate(all="ignore"):
@@ -295,16 +299,19 @@ def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[Float
         return row.bias - row.error, row.bias + row.error
 
     rule_error, truncation = race.time_quadrature_errors()
+
     inclusion = np.ones(len(logits))
     expected = np.zeros(len(logits))
     gap = np.zeros(len(logits))
     inclusion[drawn] = race.inclusion[0]
     gap[drawn] = np.abs(race.inclusion[0] - race.inclusion_by_nodes) + truncation
+
     weights = make_weights(logits, label, inputs.scheme, inclusion)
     terms = weights.terms(drawn, race.inclusion[0])
     sums = expected_probs_and_log_sum([race], terms, equidistant_node)
     expected[drawn] = sums.expected_probs[0]
     expected[label] += sums.expected_base_prob[0]
+
     unit = TRANSFORM_ROUNDING + _SET_EXPONENT_ROUNDING * (
         race.max_exponent + inputs.num_sampled + FARTHEST_EXPONENT
     )
@@ -315,12 +322,15 @@ def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[Float
     unknown = divisor_error > 0.5
     absolute_error = truncation + 2.0 * float((inclusion + gap)[unknown].sum()) + _SET_TRUNCATION
     divisor_error[unknown] = 0.0
+
     half = (
         4.0 * (expected * (2.0 * unit + divisor_error) + float((expected * divisor_error).sum()))
         + absolute_error
     )
     half += unit * weights.probs + TINY
+
     bias = expected - weights.probs
+
     lower = np.maximum(bias - half, -weights.probs * (1.0 + unit))
     upper = np.minimum(bias + half, 1.0)
     return tighten_by_zero_sum(lower, upper, EndTotals().add(lower, upper), len(bias))

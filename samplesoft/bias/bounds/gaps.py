@@ -128,6 +128,7 @@ class GapBounds:
         m = self._m
         slack = self._slack
         step = transform.step
+
         u = m * transform.v
         decay = draws * transform.v * transform.mean_ratio
         with np.errstate(all="ignore"):  # a bound that is not finite is ignored
@@ -138,10 +139,12 @@ class GapBounds:
                 * -np.expm1(-draws * excess)
                 for sign, excess in ((-1.0, transform.excess_low), (1.0, transform.excess_high))
             ]
+
             less = np.exp(draws * transform.log_transform_low) - np.exp(
                 -(1.0 - 2.0 * slack) * decay
             )
             most = np.exp(draws * transform.log_transform_high)
+
             low = step * u * np.maximum(np.fmax(product[0], less), 0.0)
             high = step * u * np.fmin(product[1], most)
             if most[-1] > 0.0:
@@ -160,6 +163,7 @@ class GapBounds:
         thread_for_each(bound_slice, chunks(len(base), _BASES_PER_CHUNK))
         variance = math.exp(min(self._log_variance[1], LARGEST_EXPONENT))
         sums[1] += _sum_before_first_node(float(u[0]), step, variance * draws / m**2)
+
         widen = trapezoid_error(step) + 2.0 * FARTHEST_EXPONENT * slack + TRANSFORM_ROUNDING
         return sums[0] * (1.0 - widen), sums[1] * (1.0 + widen)
 
@@ -220,6 +224,7 @@ def _exponential_sums(
             e = exp64(-y if y < FARTHEST_EXPONENT else -FARTHEST_EXPONENT)
             below += low[k] * (e if y < FARTHEST_EXPONENT else 0.0)
             above += high[k] * e
+
         out[0, i] = below
         out[1, i] = above
 
@@ -258,6 +263,7 @@ def make_transform_bounds(
         last = min(
             math.log(_UNDERFLOW_EXPONENT) - slowest, LARGEST_EXPONENT - math.log(draws.num_draws)
         )
+
         x = np.arange(_FIRST_LOG_RATE - math.log(draws.num_draws) - log_mean, last, _LOG_STEP)
         nodes = evaluate_nodes(draws, ratios, atoms, x, np.zeros_like(x))
         digit_loss = np.exp(-nodes.log_scaled_transform)
@@ -271,6 +277,7 @@ def make_transform_bounds(
     relative = 4.0 * rounding + TRANSFORM_ROUNDING
     mean_exponent = v * draws.mean_ratio
     error = relative * (excess + 2.0 * mean_exponent + digit_loss[good] - 1.0)
+
     with np.errstate(over="ignore", invalid="ignore"):
         # is of second order in v, and so must be the bound on its error
         p = np.expm1(excess)
@@ -285,6 +292,7 @@ def make_transform_bounds(
     # tilted mean of r, which is at most |log E exp(-v r)|.
     log = nodes.log_transform[good]
     log_error = 2.0 * rounding * np.abs(log) + TRANSFORM_ROUNDING * digit_loss[good]
+
     return TransformBounds(
         v=v,
         excess_low=np.maximum(excess - error, 0.0),

@@ -141,6 +141,7 @@ def smallest_num_sampled(norm: Callable[[int], float], first: int, target: float
         fraction = above / (above - below)
         middle = round(math.exp((1.0 - fraction) * math.log(low) + fraction * math.log(high)))
         middle = min(max(middle, low + 1), high - 1)
+
         at_middle = log_excess(middle)
         if at_middle > 0.0:
             low, above = middle, at_middle

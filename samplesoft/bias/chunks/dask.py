@@ -69,6 +69,7 @@ def run_passes_on_dask(
         _run_passes_of_example(o[i], proposals[i], make_first_pass(t), columns, vectors)
         for i, t in enumerate(targets.tolist())
     ]
+
     return da.stack([lazy for lazy, _ in rows], axis=1), [result for _, result in rows]
 
 
@@ -82,12 +83,15 @@ def _run_passes_of_example(
     da = import_module("dask.array")
     delayed = import_module("dask").delayed
     q = q.rechunk(o.chunks)
+
     starts = [0, *np.cumsum(o.chunks[0])[:-1].tolist()]
     pairs = list(zip(starts, o.to_delayed(), q.to_delayed(), strict=True))
+
     rows: list[tuple[Any, ...]] = [()] * len(pairs)
     if vectors is not None:
         blocks = vectors.rechunk((o.chunks[0], vectors.shape[1])).to_delayed()
         rows = [tuple(block) for block in blocks]
+
     while isinstance(sums, Pass):
         current = delayed(sums)
         takes_vectors = sums.takes_vectors
@@ -95,6 +99,7 @@ def _run_passes_of_example(
             delayed(_sums_of_chunk)(current, *pair, *(chunk_vectors if takes_vectors else ()))
             for pair, chunk_vectors in zip(pairs, rows, strict=True)
         ]
+
         while len(partial_sums) > 1:
             groups = range(0, len(partial_sums), _MERGES_PER_TASK)
             partial_sums = [

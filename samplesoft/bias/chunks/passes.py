@@ -369,6 +369,7 @@ class ChunkBias:
             pairs = Pairs(draws=draws, ratios=self._results.all_ratios[1], atoms=atoms[1])
         integral = Integral(draws, self._results.ratios, atoms[0], pairs)
         best = None
+
         with np.errstate(all="ignore"):  # a result that is not finite is never the better one
             for flows in integral.attempts():
                 bias = _bias_of_panels(flows, draws)
@@ -406,6 +407,7 @@ class ChunkBias:
         row = trivial_bias(draws)
         if row is not None:
             return row.bias
+
         assert self._flows is not None
         ratios = ratios_of_chunk(draws, self._results.ratios)
         if len(self._results.atoms) > 1:
@@ -436,10 +438,12 @@ def _bias_of_panels(integrals: Flows, draws: Draws) -> FloatArray:
     points = integrals.atoms.points
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         masses = np.sign(points.q) * np.exp(np.log(np.abs(points.q)) + points.log_r)
+
     flows = atoms.by_panel(points.q_kappa * integrals.values).sum(axis=1)
     probs = atoms.by_panel(masses).sum(axis=1)
     of_label = math.exp(draws.log_label) if draws.scheme.label_in_sum else 0.0
     index = len(flows) if draws.scheme.label_in_sum else None
+
     as_classes = replace(draws, probs=np.append(probs, of_label), label=index)
     return assemble(as_classes, np.append(flows, 0.0), integrals.total, integrals.label_flow, None)
 
@@ -472,9 +476,11 @@ def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatA
 
     wrong = proposal < MIN_Q
     label_index = totals.label - start
+
     scheme = totals.scheme
     if 0 <= label_index < len(o) and not (scheme.draws_label or scheme.corrects_label):
         wrong[label_index] = proposal[label_index] < 0.0
+
     if wrong.any():
         index = int(wrong.argmax())
         raise ValueError(
@@ -497,6 +503,7 @@ def _checked_totals(totals: Totals) -> Totals:
         raise ValueError(
             f"`q` must sum to 1 over all classes, got {mass:.9g}; divide it by its sum."
         )
+
     return totals
 
 
@@ -560,6 +567,7 @@ def exact_bias_of_chunks(
             "`chunks` must be a function that returns the chunks each time it is called, got "
             f"{short_repr(chunks)}; write `lambda: ...` before it."
         )
+
     result: ChunkBias = run_passes(BiasSums(num_sampled, label, scheme), chunks, progress)
     return result
 
@@ -579,6 +587,7 @@ def run_passes(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
                 bar.update(len(logits))
 
         num = start if num is None else num
+
         if start != num:
             raise ValueError(
                 f"`chunks` must return all classes each time it is called, got {num:,} at first "

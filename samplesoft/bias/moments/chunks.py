@@ -54,6 +54,7 @@ def moments_of_dask(
     da: Any = import_module("dask.array")
     vectors = da.asarray(class_embeddings, dtype=float)
     scale = as_positive("tau", tau)
+
     require_squarable(np.ones(1), scale)
     if vectors.ndim != 2 or len(vectors) != logits.shape[-1]:
         raise ValueError(
@@ -106,12 +107,15 @@ class _VectorMeans(Pass):
             totals = self.results.totals
             o, proposal = check_chunk(start, logits, q, totals)
             draws = draws_of_chunk(totals, start, o, proposal)
+
             other = self.empty()
             bias = self.bias.bias_of_draws(draws)
+
             c = as_real_array("class_embeddings", vectors, (2,))
             heaviest = int(draws.probs.argmax())
             other.max_log_prob = float(draws.log_probs[heaviest])
             other.origin = c[heaviest]
+
             apart = c - other.origin
             rows = np.stack([draws.probs, bias])
             other.vector_sums = Sum.of(rows @ apart)
@@ -119,6 +123,7 @@ class _VectorMeans(Pass):
             other.max_distance = float(np.sqrt(squared_norms(apart).max()))
             if draws.label is not None:
                 other.label_vector = c[draws.label]
+
             self.merge(other)
         return self
 
@@ -214,8 +219,10 @@ class _NodeSums(Pass):
             o, proposal = check_chunk(start, logits, q, totals)
             draws = draws_of_chunk(totals, start, o, proposal)
             ratios = ratios_of_chunk(draws, self.means.results.ratios)
+
             centred = self.centred(np.asarray(vectors, float))
             norms = np.sqrt(squared_norms(centred))
+
             half = 0.5 * self.log_first_moment[:, None]
             reach = np.column_stack([norms, np.ones(len(norms))])
             with np.errstate(under="ignore", over="ignore"):
@@ -239,9 +246,11 @@ class _NodeSums(Pass):
         draws = self.draws
         label_vector = self.centred(self.means.label_vector[None])[0]
         norm = float(self.mean_norm.value)
+
         magnitudes, weights, square = self.scalar_sums.value
         sums = self.numerator_sums.value, magnitudes + norm * weights, square
         own_norm = float(np.sqrt(label_vector @ label_vector))
+
         with np.errstate(under="ignore", over="ignore"):
             half = 0.5 * self.log_first_moment
             numerator = add_label_terms(
@@ -267,6 +276,7 @@ def _require_digits(draws: Draws, nodes: Nodes, log_first: FloatArray) -> None:
     # the error is divided by T, or by T**2 if the number of accepted draws is random
     times = 1.0 + draws.scheme.divides_by_accepted
     weights = (log_first - times * nodes.log_transform)[lost] - log_first.max()
+
     if (weights > _MIN_LOG_WEIGHT).any():
         raise ValueError(
             f"`num_sampled` must be larger for classes in chunks, as a rule at least 10, got "

@@ -183,10 +183,12 @@ def add_label_terms(
     of_label, label_magnitude = _label_coefficient(draws, nodes, log_half)
     change = change + np.outer(of_label, label_vector)
     magnitude = magnitude + label_magnitude * label_scale
+
     base = np.exp(nodes.x + draws.log_base + log_half)
     drawn_part = change - np.outer(base, label_vector)
     drawn_square = squared_norms(drawn_part)
     drawn_magnitude = magnitude + base * np.sqrt(label_vector @ label_vector)
+
     scatter_magnitude = square + drawn_square + 2.0 * np.sqrt(drawn_square) * drawn_magnitude
     return change, np.maximum(square - drawn_square, 0.0), magnitude, scatter_magnitude
 
@@ -196,6 +198,7 @@ def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, Flo
     m = draws.num_draws
     if not draws.scheme.divides_by_accepted:
         return math.log(m) + m * log_theta, np.full(len(log_theta), float(m))
+
     log_mix = log_accepted_transform(draws, log_theta)
     log_one = math.log(draws.other_draw_prob) + log_theta
     ratio = 1.0 + (m - 1) * np.exp(log_one - log_mix)
@@ -250,6 +253,7 @@ def class_coefficients(
     y = np.exp(np.minimum(x + log_r, LARGEST_EXPONENT))
     away = np.sign(kappa) * np.exp(np.minimum(x + log_away, LARGEST_EXPONENT))
     log_psi = -y - nodes.log_transform[:, None]
+
     psi_ref = np.exp(nodes.log_psi_ref[:, None] + log_mass)
     far = np.exp(log_psi + log_mass) - psi_ref
     rise = np.where(away > -1.0, psi_ref * np.expm1(-np.maximum(away, -1.0)), far)
@@ -275,18 +279,22 @@ def inclusion_mean_square(example: Example, centred: FloatArray) -> tuple[float,
     with np.errstate(under="ignore", over="ignore", divide="ignore"):
         atoms = poisson.make_inclusion_atoms(classes)
         x, weights = poisson.make_inclusion_nodes(classes, atoms, draws.log_base, STEP)[:2]
+
         x = x[weights > 0.0]
         weights = weights[weights > 0.0]
         class_terms = partial(_inclusion_coefficients, classes, x)
         change, magnitude, scatter = sum_over_classes(class_terms, len(x), centred, scales)
+
         u_base = np.exp(np.minimum(x + draws.log_base, LARGEST_EXPONENT))
         of_base = u_base * poisson.base_contrast(x, classes)
         change += np.outer(of_base, draws.fractions @ centred[always_in])
         magnitude += np.abs(of_base) * (draws.fractions @ scales[always_in])
+
         half = np.sqrt(weights)  # multiplied into the vectors before squaring: squares are finite
         units = draws.term_rounding * (1.0 + np.abs(np.log(weights)))
         square, errors = squared_norms_with_errors(half[:, None] * change, half * magnitude, units)
         scatter *= weights
+
         return integral_with_error(np.ones(len(x)), square + scatter, errors + units * scatter)
 
 
@@ -304,17 +312,21 @@ def _inclusion_coefficients(
     x = x[:, None]
     pi = classes.pi[part]
     pi_ref = classes.pi_ref
+
     y = np.exp(np.minimum(x + classes.log_w[part], LARGEST_LOG))
     y_ref = np.exp(np.minimum(x + classes.log_w_ref, LARGEST_LOG))
     away = classes.kappa[part] * (y + y_ref)  # y - y_ref
+
     decay = np.exp(-y)
     decay_ref = np.exp(-y_ref)
     near = np.abs(away) < 1.0
     drop = np.where(near, decay_ref * np.expm1(-np.where(near, away, 0.0)), decay - decay_ref)
+
     factor = (1.0 - pi) + pi * decay
     factor_ref = (1.0 - pi_ref) + pi_ref * decay_ref
     of_decay = (1.0 - pi) * drop
     of_pi = (pi_ref - pi) * np.expm1(-y_ref) * decay
+
     rise = (of_decay + of_pi) / (factor * factor_ref)
     magnitude = pi * y * ((np.abs(of_decay) + np.abs(of_pi)) / (factor * factor_ref))
     second = pi * (1.0 - pi) * y * (y * decay / factor) / factor

@@ -141,6 +141,7 @@ def exact_gradient_moments(
         allows_always_included=True,
         require=require_no_jackknife,
     )
+
     require_digits(inputs)
     return exact_gradient_moments_of(inputs, class_embeddings, tau)
 
@@ -165,6 +166,7 @@ def moments_with_square(
     its error, where the vectors c (n, d) have the mean 0 under the softmax.
     """
     vectors, scale = check_class_vectors(class_embeddings, inputs.logits.shape[1], tau)
+
     rows = []
     for example in inputs.rows():
         class_vectors = vectors
@@ -202,6 +204,7 @@ def check_class_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[
             f"`class_embeddings` must have one row for each of the {n} classes of `logits`, got "
             f"shape {vectors.shape}."
         )
+
     scale = as_positive("tau", tau)
     require_squarable(vectors, scale)
     return vectors, scale * scale

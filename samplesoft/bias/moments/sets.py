@@ -51,6 +51,7 @@ def set_mean_square(example: Example, inputs: Inputs, centred: FloatArray) -> tu
     divisors, coarse = np.ones((2, len(logits)))
     divisors[drawn], coarse[drawn] = race.inclusion
     weights = make_weights(logits, label, inputs.scheme, divisors)
+
     terms = weights.terms(drawn[race.order], race.inclusion[0][race.order])
     unit = relative_term_error(terms.max_log_magnitude)
     units = unit + np.minimum(np.abs(coarse / divisors - 1.0), 1.0) ** 1.5
@@ -59,6 +60,7 @@ def set_mean_square(example: Example, inputs: Inputs, centred: FloatArray) -> tu
     vector_errors = units * rounding_scales(centred, weights.probs)
     columns = np.column_stack([centred, np.ones(len(vector_errors)), vector_errors])
     sums = _integrate_over_u(race, terms, columns[drawn[race.order]], columns[label], largest)
+
     squares = sums.squares[:, 0] / sums.squares[:, 1]
     mse = float(squares[0])
     root_of_error = math.sqrt(abs(float(sums.squares[0, 2])))
@@ -99,10 +101,12 @@ def _integrate_over_u(
     of the label, and `largest` the largest squared norm of the first d columns.
     """
     squares = _sum_column_groups(vectors * vectors)
+
     sums = np.zeros((3, 3))
     magnitude = 0.0
     survival = 1.0
     nodes_left = 2
+
     saddles: list[FloatArray] = []
     scales = log_mean_and_scale(terms)
     for node in quadrature_nodes(terms, *scales, double_exponential_node):
@@ -115,6 +119,7 @@ def _integrate_over_u(
                 at_times = _integrands_at_times(
                     race, circles, decay[:-1], vectors, squares, decay[-1] * label_vector
                 )
+
                 over_t = base * (race.t_weights @ at_times)
                 survival = base * float(race.t_weights[0] @ circles.density)
                 sums += node.weights[:, None] * over_t[[0, 0, 1], :3]
@@ -158,6 +163,7 @@ def _integrands_at_times(
         time, point = np.nonzero(nonzero[part])
         x, y, real, imag, rate, rate_y = circles.point_values[part][time, :, point].T
         circle_points = race.t[part], circles.log_r[part], time, x, y
+
         first = np.zeros((4, len(x), len(label_vector)))
         second = np.zeros((4, len(x), 3))
         for block in chunks(len(decay), _CLASSES_PER_CHUNK):
@@ -171,12 +177,15 @@ def _integrands_at_times(
         mean, last = first[::2] + 1j * first[1::2]
         scatter, last_scatter = second[::2] + 1j * second[1::2]
         mean += label_vector
+
         term = (real + 1j * imag)[:, None]
         hazard = (rate + 1j * rate_y)[:, None]
         cross = 2.0 * _sum_column_groups(mean * last)
+
         value = hazard * (_sum_column_groups(mean * mean) + scatter) - cross + last_scatter
         magnitude = np.abs(hazard) * (_sum_column_groups(np.abs(mean) ** 2) + np.abs(scatter))
         magnitude += np.abs(cross) + np.abs(last_scatter)
+
         np.add.at(terms[part, :3], time, (term * value).real)
         np.add.at(terms[part, 3], time, (np.abs(term) * magnitude)[:, 0])
 
@@ -227,10 +236,13 @@ def _write_class_terms(
             a = hit_prob[j] * (x[k] * u + y[k] * v) * inverse
             b = hit_prob[j] * (y[k] * u - x[k] * v) * inverse
             rest = miss_prob[j] * inverse
+
             c, d = rest * (a * u + b * v), rest * (b * u - a * v)
             out[0, k, j], out[1, k, j] = w * a, w * b
             out[2, k, j], out[3, k, j] = rate * w * c, rate * w * d
+
             c, d = w * (w * c), w * (w * d)
             out[4, k, j], out[5, k, j] = c, d
+
             a, b = 2.0 * a - 1.0, 2.0 * b
             out[6, k, j], out[7, k, j] = rate * (c * a - d * b), rate * (c * b + d * a)

@@ -80,6 +80,7 @@ def sum_over_classes(
     """
     squares = squared_norms(centred)
     num = (num_nodes,)
+
     sums = np.zeros(num + centred.shape[1:]), np.zeros(num + scales.shape[1:]), np.zeros(num)
 
     def sum_slice(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -124,12 +124,15 @@ def softmax_and_other_mass(logits: FloatArray, label: int) -> tuple[FloatArray, 
     """
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
+
     p_label = probs[label]
     probs[label] = 0.0
     other_mass = float(probs.sum())
     probs[label] = p_label
+
     if p_label > 0.5:
         log_probs[label] = np.log1p(-other_mass)
+
     return log_probs, probs, other_mass
 
 
@@ -143,6 +146,7 @@ def weighted_median(values: FloatArray, weights: FloatArray) -> int:
     if len(ids) < len(weights):
         values = values[ids]
         weights = weights[ids]
+
     half = 0.5 * float(weights.sum())
     below = 0.0
     if len(ids) > _HISTOGRAM_BINS and (low := values.min()) < (high := values.max()):
@@ -150,6 +154,7 @@ def weighted_median(values: FloatArray, weights: FloatArray) -> int:
         masses = np.bincount(bins, weights, _HISTOGRAM_BINS).cumsum()
         median_bin = min(int(masses.searchsorted(half)), _HISTOGRAM_BINS - 1)
         below = float(masses[median_bin - 1]) if median_bin > 0 else 0.0
+
         inside = (bins == median_bin).nonzero()[0]
         ids = ids[inside]
         values = values[inside]

@@ -104,25 +104,31 @@ def expected_probs_and_log_sum(
     edges = np.cumsum([0, *(len(group.inclusion[0]) for group in groups)])
     parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
     reference, log_scale = log_mean_and_scale(terms)
+
     expected_probs = np.zeros((3, edges[-1]))
     expected_base_prob = np.zeros(3)
     expected_log_sum = np.full(3, reference)
+
     log_sum_rounding = abs(reference) * EPS
     relative_error = sum(group.relative_error for group in groups)
     log_sum_magnitude = abs(reference)
+
     saddles: list[list[FloatArray]] = [[] for _ in groups]
     survival = np.ones(2)
     left = 2
+
     for node in quadrature_nodes(terms, reference, log_scale, rule or double_exponential_node):
         members = np.zeros((2, edges[-1]))
         of_base = np.zeros(2)
         weight, even, _ = node.weights
+
         if integrand_changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, _LARGEST_LOG_DECAY))
             found = [
                 group.expect_exponentials(decay[part], before)
                 for group, part, before in zip(groups, parts, saddles, strict=True)
             ]
+
             survival = np.full(2, math.exp(-decay[-1]))
             for one, _ in found:
                 survival = survival * one
@@ -139,6 +145,7 @@ def expected_probs_and_log_sum(
         fall = math.exp(-math.exp(min(node.log_mean, _LARGEST_LOG_DECAY))) - survival
         log_sum_rounding += weight * relative_error * survival[0]
         log_sum_magnitude += weight * abs(float(fall[0]))
+
         for total, one in (
             (expected_probs, members),
             (expected_base_prob, of_base),

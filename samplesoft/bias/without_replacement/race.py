@@ -137,6 +137,7 @@ class ExponentialRace:
 
         thread_for_each(add_light, chunks(len(self.q), _CLASSES_PER_CHUNK))
         thread_for_each(add_heavy, chunks(len(classes.heavy_q), _HEAVY_CLASSES_PER_CHUNK))
+
         members[:, classes.heavy] = heavy_members
         members[:, self.order] = members / self._total_prob[:, None]
         return self.t_weights @ circles.density / self._total_prob, members
@@ -151,6 +152,7 @@ class ExponentialRace:
         log_r = _extrapolate_saddles(saddles) if saddles else self._log_r
         m = self._m
         num_times = len(self.t)
+
         level = float(np.partition(decay, m - 1)[m - 1])
         circles = None
         if level <= MAX_EXPONENT:
@@ -186,6 +188,7 @@ class ExponentialRace:
             log_r = classes.log_r + classes.log_r_shift
             largest = np.abs(log_r + level)[density > 0.0].max(initial=0.0)
             self.max_exponent = max(self.max_exponent, m * float(largest))
+
             circles = Circles(
                 weights=weights,
                 decay=decay - level,
@@ -208,15 +211,18 @@ class ExponentialRace:
         """
         step = float(self.t_weights[0, 0])
         sides = self._m + 1
+
         angle = math.atan(2.0 * math.pi / (step * sides))  # minimises the bound (B86)
         turn = 2.0 * math.pi * angle / step
         rule = 2.0 * math.exp(-turn - sides * math.log(math.cos(angle))) / -math.expm1(-turn)
+
         left_out = 0.0
 
         # P(more than m rings before the first node) and P(at most m rings by the last)
         for k, number, sign in (0, sides, 1.0), (-1, self._m, -1.0):
             t = self.t[k]
             log_r = max(sign * _find_saddle(self.q, t, number - 0.5, self._log_r[k])[0], 0.0) * sign
+
             with np.errstate(divide="ignore"):
                 log_rung = np.log(-np.expm1(-self.q * t))
             log_factors = np.logaddexp(-self.q * t, log_r + log_rung)
@@ -235,9 +241,11 @@ class ExponentialRace:
         q = self.q
         t = self.t
         r = np.exp(np.clip(log_r, -MAX_EXPONENT, MAX_EXPONENT))
+
         heavy = np.zeros(len(q), np.bool_)
         heavy[: self._num_always_heavy] = True
         orders = np.zeros(-(-len(q) // CLASSES_PER_TILE), np.int64)
+
         parts = list(chunks(len(q), _CLASSES_PER_CHUNK))
         sums = np.zeros((len(parts), 2, len(t), NUM_POWERS + 1))
 
@@ -258,6 +266,7 @@ class ExponentialRace:
             )
 
         thread_for_each(find_saddles_at_times, chunks(len(t), _TIMES_PER_CHUNK))
+
         return _LightAndHeavy(
             log_r=log_r,
             r=r,
@@ -338,6 +347,7 @@ def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
     step = _MAX_LOG_T_STEP
     while True:
         nodes = {0: _find_saddle(q, math.exp(low), m, 0.0)}
+
         for side in -1, 1:
             k = 0
             while nodes[k][1] > LOG_TRUNCATION:
@@ -380,10 +390,12 @@ def _find_saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float
     # of the number of rings at r = 1: derivative of its mean in log t, and its variance
     mean_rate = untilted_variance = 0.0
     value = 0.0
+
     for _ in range(200):
         r = math.exp(min(log_r, MAX_EXPONENT))
         mean = variance = hazard = mean_rate = untilted_variance = 0.0
         value = -m * log_r
+
         for j in range(len(q)):
             age = q[j] * t
             silent = math.exp(-age)

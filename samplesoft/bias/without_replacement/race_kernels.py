@@ -95,9 +95,11 @@ def add_light_powers(
     highest = np.empty(CLASSES_PER_TILE)
     power = np.empty(CLASSES_PER_TILE)
     times_q = np.empty(CLASSES_PER_TILE)
+
     for start in range(0, len(q), CLASSES_PER_TILE):
         size = min(CLASSES_PER_TILE, len(q) - start)
         highest[:size] = 0.0
+
         for k in range(len(t)):
             _write_odds(q, weights, start, size, t[k], r[k], odds[k])
             for i in range(size):
@@ -118,6 +120,7 @@ def add_light_powers(
         for k in range(len(t)):
             for i in range(size):
                 power[i] = 1.0
+
             sums[1, k, 0] += _plain_and_weighted_sum(power, times_q, size)[1]
             for j in range(1, top + 1):
                 for i in range(size):
@@ -163,10 +166,12 @@ def find_saddles(
         x = 0.0
         low = -np.inf
         high = np.inf
+
         for _ in range(100):
             mean = variance = 0.0
             rho = math.exp(x)
             power = 1.0
+
             for i in range(1, NUM_POWERS + 1):
                 power *= -rho
                 mean -= power * sums[0, k, i]
@@ -180,6 +185,7 @@ def find_saddles(
             gap = m - mean
             if abs(gap) <= 0.1 * math.sqrt(max(variance, 0.0)):
                 break
+
             if gap > 0.0:
                 low = x
             else:
@@ -230,6 +236,7 @@ def integrate_circles(
         height = -m * (centre + level) - t[k] * sums[1, k, 0]
         variance = 0.0
         power = 1.0
+
         for i in range(1, NUM_POWERS + 1):
             power *= -rho
             variance -= i * power * sums[0, k, i]
@@ -263,6 +270,7 @@ def integrate_circles(
             # the contributions of the light classes: to the log of the product, a + b i, and to
             # the hazard, c + d i
             a = b = c = d = 0.0
+
             for i in range(NUM_POWERS, 0, -1):
                 sign = rho**i if i % 2 else -(rho**i)
                 a, b = a + sign * sums[0, k, i] / i, b
@@ -276,6 +284,7 @@ def integrate_circles(
             # the angle of z**-m, reduced in integers to keep its digits
             turn = b - step * ((m * s) % full)
             size = math.exp(height + a - first) * (1.0 if s == 0 else 2.0) / full * t[k]
+
             real[s], imag[s] = size * math.cos(turn), size * math.sin(turn)
             rate[s], rate_y[s] = c + sums[1, k, 0], d
 
@@ -291,6 +300,7 @@ def integrate_circles(
             u, v = real[s], imag[s]
             a, b = u * rate[s] - v * rate_y[s], u * rate_y[s] + v * rate[s]
             density[k] += a
+
             scale = 1.0
             for i in range(1, NUM_POWERS + 1):
                 u, v = u * x[s] - v * y[s], u * y[s] + v * x[s]
@@ -321,13 +331,17 @@ def add_light_members(
     """
     odds = np.empty(CLASSES_PER_TILE)
     value = np.empty(CLASSES_PER_TILE)
+
     for start in range(0, len(q), CLASSES_PER_TILE):
         size = min(CLASSES_PER_TILE, len(q) - start)
+
         for k in range(len(t)):
             _write_odds(q, weights, start, size, t[k], r[k], odds)
+
             for i in range(size):
                 odds[i] = 0.0 if heavy[start + i] else odds[i]
                 value[i] = 0.0
+
             for j in range(orders[start // CLASSES_PER_TILE], 0, -1):
                 c, d = series[0, k, j], series[1, k, j]
                 for i in range(size):
@@ -361,6 +375,7 @@ def add_heavy_members(
 
         for j in range(len(q)):
             p, silent = ring_probabilities(log_r[k] + log_ring_odds(q[j] * t[k]) - decay[j])
+
             total = 0.0
             for s in range(points):
                 u, v = silent + p * x[s], p * y[s]

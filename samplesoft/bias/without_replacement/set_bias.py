@@ -72,6 +72,7 @@ def _strata_distributions(
     drawn = q > 0.0
     if scheme.excludes_label:
         drawn[label] = False
+
     counts, stratum = strata
     drawing: list[tuple[StratumDistribution, IntArray]] = []
     for g, count in enumerate(counts):
@@ -109,6 +110,7 @@ def bias_of_distributions(
     terms = weights.terms(every, inclusion[0, every])
     probs = weights.probs
     sums = expected_probs_and_log_sum([group for group, _ in drawing], terms)
+
     expected = np.zeros((3, len(probs)))
     expected[:, every] = sums.expected_probs
     expected[:, label] += sums.expected_base_prob
@@ -125,7 +127,9 @@ def bias_of_distributions(
     shift = float(weights.log_probs[np.append(every, label)[terms.reference_index]])
     if scheme.corrects_label:
         shift += weights.label_log_divisor
+
     loss_error = unit * (1.0 + sums.log_sum_magnitude) + sums.log_sum_rounding + EPS * abs(shift)
+
     changes = [np.abs(expected[i] - expected[0]).sum() for i in (1, 2)]
     if correction is None:
         moved = np.abs(inclusion[1, every] / inclusion[0, every] - 1.0)
@@ -139,6 +143,7 @@ def bias_of_distributions(
     # A rare set without the largest term may have a far smaller log S. An error in its probability
     # changes the loss by the error times this difference, which is at most the range of the logits.
     loss_error += min(error, 2.0) * _logit_range(logits, terms)
+
     loss_bias = float(sums.expected_log_sum[0]) + shift
 
     # the L1 distance of two distributions is at most 2
@@ -162,6 +167,7 @@ def _bias_if_all_drawn(
     there = np.zeros(len(probs), np.bool_)
     there[every] = True
     there[label] = scheme.label_in_sum or (there[label] and scheme.draws_label)
+
     own = divisors.copy()
     of_loss = float(divisors[label]) if scheme.corrects_label else 1.0
     if not scheme.corrects_label and scheme.label_in_sum:
@@ -174,6 +180,7 @@ def _bias_if_all_drawn(
     # d_j = (c_h - c_j) / c_j, and D the mean of d under p. For |D| < 1/2 compute the bias as
     # p_j (d_j - D) / (1 + D). For larger |D| the difference p' - p is accurate.
     h = int(np.where(there, logits, -np.inf).argmax())
+
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         apart = np.where(there, (own[h] - own) / own, -1.0)
         parts = probs * apart
@@ -181,11 +188,13 @@ def _bias_if_all_drawn(
         # So multiply in logs.
         tiny = (probs < _MIN_PROB_WITH_ALL_DIGITS) & np.isfinite(apart)
         parts[tiny] = np.sign(apart[tiny]) * np.exp(log_probs[tiny] + np.log(np.abs(apart[tiny])))
+
         gain = float(parts.sum())
 
     log_own = np.where(there, np.log(np.where(there, own, 1.0)), np.inf)
     terms = SumTerms(logits, log_own, np.ones(len(logits)))
     unit = relative_term_error(terms.max_log_magnitude)
+
     if abs(gain) < 0.5:
         sizes = np.abs(parts)
         # rounding errors of p, of the quotients, and of their mean
@@ -193,6 +202,7 @@ def _bias_if_all_drawn(
             relative_term_error(0.0) * sizes + EPS * sizes * np.abs(np.maximum(log_probs, -1e4))
         )
         rounding = 2.0 * float(off.sum()) / (1.0 + gain)
+
         bias = np.where(tiny, parts - probs * gain, probs * (apart - gain)) / (1.0 + gain)
         log_sum = math.log1p(gain)
         error = loss_error = rounding
@@ -201,6 +211,7 @@ def _bias_if_all_drawn(
         largest = float(logs.max())
         masses = np.exp(logs - largest)
         total = float(masses.sum())
+
         bias = masses / total - probs
         log_sum = float(log_probs[h]) + largest + math.log(total)
         error = unit * float(np.abs(bias).sum() + 1.0)

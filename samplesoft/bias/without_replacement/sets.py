@@ -131,9 +131,11 @@ def _write_set_means(
     n, num = absent.shape
     inverse = np.empty_like(absent)
     terms = np.empty_like(weights)
+
     for u in range(len(values)):
         products = weights.copy()
         totals = np.full(num, 0.0j if has_last else 1.0 + 0.0j)
+
         for j in range(n):
             value = values[u, j]
             for i in range(num):
@@ -196,8 +198,10 @@ def first_different(q: bytes, m: int) -> Sets:
     # probable classes have almost surely rung
     start = (gammaln(m + 1.0) - 40.0) / m
     end = np.log((45.0 + np.log(m)) / np.sort(probs)[-m])
+
     step = min(0.35, 0.7 / np.sqrt(m))
     times = np.exp(np.arange(start, end, step))
+
     log_z, probabilities = _tilted_probabilities(probs, times, m)
     half = _half_circle_points((probabilities * (1.0 - probabilities)).sum(axis=1).max())
     t = np.repeat(times, len(half))
@@ -233,12 +237,15 @@ class _NumTriesDistribution(NamedTuple):
         angles = np.pi * (np.arange(most) + 0.5) / most
         ends = np.log(numbers[[0, -1]])
         logs = ends.mean() + 0.5 * np.ptp(ends) * np.cos(angles)
+
         nodes = np.unique(np.rint(np.exp(logs)).astype(int))
         nodes = numbers if len(numbers) <= most else nodes
+
         away = np.log(numbers)[:, None] - np.log(nodes)
         away = away[:, None, :] / (np.log(nodes)[:, None] - np.log(nodes) + np.eye(len(nodes)))
         away[:, np.arange(len(nodes)), np.arange(len(nodes))] = 1.0
         weights = rest @ away.prod(axis=2)  # the product is a Lagrange polynomial at each number
+
         others = ((int(k), float(w), given(k)[1]) for k, w in zip(nodes, weights, strict=True))
         return (first, *others)
 
@@ -348,15 +355,18 @@ def _make_sets(
     # (exp(q x) - 1) exp(-q |x|) without overflow, by expm1 of an exponent with real part below 0
     come = np.exp(probs * (np.where(right, x[:, None], 0.0) - radius))
     come = -sign * come * np.expm1(-sign * probs * x[:, None])
+
     last = z[:, None] * probs * gone / whole if has_last else np.zeros_like(come)
     weights = np.exp(log_weights + np.log(whole).sum(axis=1))
     sizes = np.abs(weights) * (np.abs(last).sum(axis=1) if has_last else 1.0)
+
     kept = sizes > _MIN_POINT_WEIGHT * sizes.max()
     absent = gone / whole
     present = z[:, None] * come / whole
     absent, present, last = (
         np.ascontiguousarray(f[kept].T) + 0.0j for f in (absent, present, last)
     )
+
     sets = Sets(absent, present, last, weights[kept], has_last)
     total = float(sets.means(np.ones((1, len(probs))))[0][0].real)
     return total, replace(sets, weights=sets.weights / total)
@@ -456,8 +466,10 @@ def _tries_bias_of_example(
     """Return `tries_bias` of one example."""
     scheme = inputs.scheme
     m = inputs.num_sampled
+
     kept = np.flatnonzero(~(scheme.excludes_label & (np.arange(len(q)) == label)))
     probs = q[kept] / q[kept].sum()
+
     tries = _distribution_of_tries(probs, m, _MAX_FACTORS_OF_BIAS)
     if tries is None:
         raise ValueError(
@@ -480,8 +492,10 @@ def _tries_bias_of_example(
         )
         for most in _NUM_TRIES_NODES_OF_BIAS
     )
+
     bias, inclusion, loss = fine
     change = np.abs(fine - coarse)
     error, loss_error = (10.0 * _TAIL_PROB + float(x) for x in (change[0].sum(), change[2, 0]))
+
     probs = softmax_and_other_mass(logits, label)[1]
     return ExampleBias(bias, probs, float(loss[0]), error, loss_error, inclusion)

@@ -89,16 +89,20 @@ def stratified_bias(
     missing = correction is not None
     inputs = check_inputs(logits, labels, q, 1, scheme, takes_missing=missing, require=_require_sum)
     require_digits(inputs)
+
     stratum, counts = _check_strata(strata, num_sampled, inputs)
     _require_divisors(stratum, counts, inputs, missing)
+
     rows: Iterable[FloatArray | None] = repeat(None, len(inputs.logits))
     if correction is not None:
         rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
+
     pairs = zip(inputs.rows(), rows, strict=True)
     found = (
         strata_bias(example, (counts, stratum), inputs.scheme, divisors)
         for example, divisors in pairs
     )
+
     return ExactBias(*inputs.columns(found))
 
 
@@ -151,6 +155,7 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
         )
 
     counts = [as_count("num_sampled", one, 0) for one in given]
+
     for row, (_, label, q) in enumerate(inputs.rows()):
         drawn = q > 0.0
         drawn[label] &= not inputs.scheme.excludes_label
@@ -158,6 +163,7 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
         # an empty stratum is valid without draws; with replacement, one class is enough
         needed = np.array(counts) if inputs.scheme.distinct else np.minimum(counts, 1)
         few = np.flatnonzero(held < needed)
+
         if len(few):
             raise ValueError(
                 f"`num_sampled` must be at most the number of classes that can be drawn, got "

@@ -89,6 +89,7 @@ class SumTerms(NamedTuple):
         kept = np.flatnonzero(self.log_divisors < np.inf)
         logits = self.logits[kept]
         divisors = np.abs(self.log_divisors[kept])
+
         order = np.argsort(self.log_terms[kept])
         logits = logits[order]
         logs = self.log_terms[kept][order]
@@ -198,6 +199,7 @@ def quadrature_nodes(
     logs = terms.log_terms
     near_mean = int(np.abs(logs - reference).argmin())
     above_that = reference - float(logs[near_mean])
+
     logs = logs - log_scale
     start = 0.0
     number = 0
@@ -207,9 +209,11 @@ def quadrature_nodes(
         log_mean = float(log_decay[near_mean]) + above_that
         yield QuadratureNode(log_decay, log_mean, weights)
         number += 1
+
         ahead = log_decay <= _LOG_DECAY_OF_ONE
         mean_is_ahead = log_mean <= _LOG_DECAY_OF_ONE
         ahead &= log_decay > -np.inf
+
         if (
             x < _EVEN_FROM_LOG_U
             or integrand_changes(np.append(log_decay, log_mean))
@@ -225,10 +229,13 @@ def quadrature_nodes(
         skipped = distance
         if distance < _MAX_COUNTED_NATS:  # skip whole pairs, so that even nodes remain even
             skipped = 2.0 * _LOG_U_STEP * math.floor(0.5 * distance / _LOG_U_STEP)
+
         both = weights + rule(number)[1]
         yield QuadratureNode(log_decay, log_mean, both * (0.5 / _LOG_U_STEP) * skipped)
+
         logs = _logs_relative_to_largest(terms, log_decay, ahead)
         start = x
+
         next_log = float(logs[ahead].max())
         if mean_is_ahead:
             next_log = max(next_log, float(logs[near_mean]) + above_that)
