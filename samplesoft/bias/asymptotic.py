@@ -103,17 +103,19 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
         # r - R loses digits if r is near R. So for |kappa| < 1/2 it is computed as
         # 2 kappa R / (1 - kappa), with kappa = (r - R) / (r + R).
         kappa = ratios.kappa
-        near = np.abs(kappa) < 0.5
-        ratio = 2.0 * kappa / np.where(near, 1.0 - kappa, 1.0) * reference
-        apart = np.exp(np.minimum(ratios.log_r, LARGEST_EXPONENT)) - reference
+        is_near = np.abs(kappa) < 0.5
+        difference_near_reference = 2.0 * kappa / np.where(is_near, 1.0 - kappa, 1.0) * reference
+        difference = np.exp(np.minimum(ratios.log_r, LARGEST_EXPONENT)) - reference
 
-        flows = draws.probs * np.where(near, ratio, apart)
+        flows = draws.probs * np.where(is_near, difference_near_reference, difference)
         flows[label] = 0.0
-        total = float(flows.sum())
-        mean = ratios.mean_deviation * reference
+        flow_sum = float(flows.sum())
+        mean_difference = ratios.mean_deviation * reference
 
-        limit: FloatArray = draws.probs * (total + draws.probs[label] * mean) - flows
-        limit[label] = max(draws.probs[label] * (total - draws.other_mass * mean), 0.0)
+        limit: FloatArray = draws.probs * (flow_sum + draws.probs[label] * mean_difference) - flows
+        limit[label] = max(
+            draws.probs[label] * (flow_sum - draws.other_mass * mean_difference), 0.0
+        )
 
     return limit
 
@@ -227,11 +229,11 @@ def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
     require_bounds(scheme)
 
     for row in inputs.rows():
-        leading = _example_limit(*row, scheme) / m
-        rho, norm = _rho_and_l1_bound(make_negatives(*row, masked=not scheme.excludes_label))
+        leading_bias = _example_limit(*row, scheme) / m
+        rho, norm_bound = _rho_and_l1_bound(make_negatives(*row, masked=not scheme.excludes_label))
         with np.errstate(over="ignore"):  # an infinite bound is valid
             bound = 12.0 * rho / m
-        rows.append((leading, bound, norm / m, m / rho))
+        rows.append((leading_bias, bound, norm_bound / m, m / rho))
 
     return SelfNormalizedTerms(*inputs.columns(rows))
 

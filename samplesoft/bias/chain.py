@@ -128,13 +128,13 @@ def metropolis_bias(
         chain = make_chain(log_p, log_q)
         p = np.exp(log_p)
         with np.errstate(divide="ignore"):
-            near = log_p - np.log(distribution)
+            log_ratio = log_p - np.log(distribution)
 
         # distribution - p cancels if both are similar: use distribution * -expm1(log of the ratio)
-        of_ratio = -distribution * np.expm1(
-            np.clip(near, -_MAX_NEAR_LOG_RATIO, _MAX_NEAR_LOG_RATIO)
+        gap_by_log_ratio = -distribution * np.expm1(
+            np.clip(log_ratio, -_MAX_NEAR_LOG_RATIO, _MAX_NEAR_LOG_RATIO)
         )
-        gap = np.where(np.abs(near) < _MAX_NEAR_LOG_RATIO, of_ratio, distribution - p)
+        gap = np.where(np.abs(log_ratio) < _MAX_NEAR_LOG_RATIO, gap_by_log_ratio, distribution - p)
 
         biases = np.reshape([after_steps(chain, gap, count, True) for count in counts], shape)
         distributions = np.reshape(

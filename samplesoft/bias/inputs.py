@@ -122,12 +122,12 @@ def check_inputs(
     m = as_count("num_sampled", num_sampled, known_scheme.min_draws)
     o = as_real_array("logits", logits, (1, 2))
     n = o.shape[-1]
-    checked = as_labels("labels", labels, n, o.shape[:-1])
-    proposal = _check_proposal(q, h, o, np.atleast_1d(checked), known_scheme)
+    checked_labels = as_labels("labels", labels, n, o.shape[:-1])
+    proposal = _check_proposal(q, h, o, np.atleast_1d(checked_labels), known_scheme)
 
     inputs = Inputs(
         np.atleast_2d(o),
-        np.atleast_1d(checked),
+        np.atleast_1d(checked_labels),
         np.atleast_2d(proposal),
         m,
         known_scheme,
@@ -183,10 +183,10 @@ def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
             "one row for all examples, or one row for each."
         )
 
-    divides = np.broadcast_to(inputs.q > 0.0, (batch, n)).copy()
+    is_divisor = np.broadcast_to(inputs.q > 0.0, (batch, n)).copy()
     if inputs.scheme.corrects_label:  # the label is in S even if it is never drawn
-        divides[np.arange(batch), inputs.labels] = True
-    if rows.min() < 0.0 or ((rows < MIN_Q) & divides).any():
+        is_divisor[np.arange(batch), inputs.labels] = True
+    if rows.min() < 0.0 or ((rows < MIN_Q) & is_divisor).any():
         raise ValueError(
             f"`correction` must be greater than 0, and at least {MIN_Q:.2g}, on every class that "
             f"`q` can draw or whose logit is corrected, got {rows.min()}; it divides weights."
@@ -228,8 +228,8 @@ def probs_of(
             "exact_gradient_moments."
         )
 
-    excludes = scheme.excludes_label and not scheme.independent and hasattr(q, "sample")
-    if not excludes or n == 1 or getattr(q, "num_classes", n) != n:
+    excludes_label = scheme.excludes_label and not scheme.independent and hasattr(q, "sample")
+    if not excludes_label or n == 1 or getattr(q, "num_classes", n) != n:
         return to_host(q.probs(h))
     if h is not None:
         h = np.atleast_2d(to_host(h))
@@ -298,9 +298,9 @@ def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
             if not negatives.any():
                 if scheme.divides_by_accepted or (len(inputs.certain) and not len(negatives)):
                     continue
-                besides = ", or a certain one" if len(inputs.certain) else ""
+                suffix = ", or a certain one" if len(inputs.certain) else ""
                 raise ValueError(
-                    f"`q` must leave mass on a class other than the label {label}{besides} "
+                    f"`q` must leave mass on a class other than the label {label}{suffix} "
                     f"(example {row}), got none: there is no negative to draw; "
                     'use scheme="reject", whose loss takes no draw there.'
                 )
@@ -324,12 +324,12 @@ def require_digits(inputs: Inputs) -> None:
 
     scheme = inputs.scheme
     for row, (_, label, q) in enumerate(inputs.rows()):
-        tiny = (q > 0.0) & (q < MIN_Q)
-        tiny[label] &= scheme.draws_label or scheme.corrects_label
-        if tiny.any():
+        is_tiny = (q > 0.0) & (q < MIN_Q)
+        is_tiny[label] &= scheme.draws_label or scheme.corrects_label
+        if is_tiny.any():
             raise ValueError(
                 f"`q` must be 0 or at least {MIN_Q:.2g}, for smaller numbers lack digits, got "
-                f"{q[tiny][0]:.2g} at class {int(np.argmax(tiny))} (example {row}); mix the "
+                f"{q[is_tiny][0]:.2g} at class {int(np.argmax(is_tiny))} (example {row}); mix the "
                 "proposal with a little of the uniform distribution."
             )
 
@@ -339,9 +339,9 @@ def is_dask(value: Any) -> bool:
     return hasattr(value, "dask") and hasattr(value, "to_delayed")
 
 
-def require_none_with_dask(**others: Any) -> None:
+def require_none_with_dask(**arguments: Any) -> None:
     """Raise ValueError if any of the arguments is not None, as Dask arrays support none of them."""
-    unsupported = [f"`{name}`" for name, value in others.items() if value is not None]
+    unsupported = [f"`{name}`" for name, value in arguments.items() if value is not None]
     if unsupported:
         raise ValueError(
             f"{', '.join(unsupported)} must be left out where `logits` or `q` is a Dask array; "
@@ -357,14 +357,14 @@ def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntAr
 
     They are the argument `value`, or the attribute ``certain`` of a sampler `q`.
     """
-    of_sampler = getattr(q, "certain", None)
-    if of_sampler is not None and value is not None:
+    sampler_classes = getattr(q, "certain", None)
+    if sampler_classes is not None and value is not None:
         raise ValueError(
             "`certain` must be left out where `q` is a sampler that has certain classes, got "
             f"{short_repr(value)} in addition to those of the {type(q).__name__}."
         )
 
-    chosen = of_sampler if value is None else value
+    chosen = sampler_classes if value is None else value
     if chosen is None:
         return np.empty(0, np.int64)
 
@@ -435,14 +435,16 @@ def merge_certain_into_label(
 ) -> MergedExample:
     """Merge the label and the `certain` classes of one example into a single class."""
     members = np.append(certain[certain != label], label)
-    rest = np.delete(np.arange(len(logits)), members)
-    top = logits[members].max()
+    remaining = np.delete(np.arange(len(logits)), members)
+    max_logit = logits[members].max()
     with np.errstate(over="ignore"):
-        masses = np.exp(logits[members] - top)
+        masses = np.exp(logits[members] - max_logit)
     total = masses.sum()
 
-    o = np.append(top + np.log(total), logits[rest])
-    return MergedExample(o, 0, np.append(q[members].sum(), q[rest]), members, rest, masses / total)
+    o = np.append(max_logit + np.log(total), logits[remaining])
+    return MergedExample(
+        o, 0, np.append(q[members].sum(), q[remaining]), members, remaining, masses / total
+    )
 
 
 # --- derivatives of the logits -----------------------------------------------------------------
@@ -454,10 +456,10 @@ def check_jacobian(jacobian: ArrayLike, logits_shape: tuple[int, ...]) -> FloatA
 
     expected_shape = logits_shape if array.ndim == 3 else logits_shape[-1:]
     if array.shape[:-1] != expected_shape:
-        expected = "(n, P)" if len(logits_shape) == 1 else "(n, P) or (B, n, P)"
+        expected_shapes = "(n, P)" if len(logits_shape) == 1 else "(n, P) or (B, n, P)"
         raise ValueError(
             f"`jacobian` of shape {array.shape} does not match `logits` of shape {logits_shape}; "
-            f"give the derivatives of all logits, {expected}, one column for each parameter."
+            f"give the derivatives of all logits, {expected_shapes}, one column for each parameter."
         )
     return array
 

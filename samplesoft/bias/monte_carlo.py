@@ -164,11 +164,11 @@ def _simulate_examples(
 
     `task` is the inputs of some examples, and the index of the first one in the batch.
     """
-    inputs, first = task
+    inputs, start = task
     m = inputs.num_sampled
     scheme = inputs.scheme
     rows: list[tuple[Any, ...]] = []
-    for i, row in enumerate(inputs.rows(), first):
+    for i, row in enumerate(inputs.rows(), start):
         # a compiled function returns a plain int: convert it, so that Numba sees a uint64 again
         example_key = np.uint64(mix64(key, np.uint64(i)))
 
@@ -225,8 +225,8 @@ def simulate(
     run_block = partial(_simulate_block, plan, target, key, scheme.jackknife)
 
     # a block needs O(n) memory and time for its setup, so each gets enough draws to outweigh this
-    affordable = num_trials * plan.words_per_trial // max(8 * len(p), _MIN_DRAWS_PER_BLOCK)
-    num_blocks = min(max(affordable, 1), _MAX_BLOCKS, num_trials)
+    max_blocks = num_trials * plan.words_per_trial // max(8 * len(p), _MIN_DRAWS_PER_BLOCK)
+    num_blocks = min(max(max_blocks, 1), _MAX_BLOCKS, num_trials)
     blocks = chunks(num_trials, -(-num_trials // num_blocks))
     results = (
         thread_map(run_block, blocks)
@@ -243,20 +243,20 @@ def simulate(
     # merge in the order of the blocks, so that the bits do not depend on the number of threads
     for trials, (block_sums, (block_mean, block_squares)) in zip(blocks, results, strict=True):
         sums += block_sums[:, 1:]
-        size = trials.stop - trials.start
+        num_block_trials = trials.stop - trials.start
         change = block_mean - mean
-        mean += change * (size / trials.stop)
+        mean += change * (num_block_trials / trials.stop)
         with np.errstate(over="ignore"):  # squares of losses beyond 1e154 overflow
             squares += block_squares
             if trials.start:
-                squares += change**2 * (trials.start * size / trials.stop)
+                squares += change**2 * (trials.start * num_block_trials / trials.stop)
 
     # add the trials that did not draw from a bin: their p' - center is -center
-    missed = num_trials - sums[:, 2]
-    total = sums[:, 0] - missed * center
-    square = sums[:, 1] + missed * center**2
-    variance = np.maximum(square - total**2 / num_trials, 0.0) / (num_trials - 1)
-    bias = total / num_trials
+    num_missed = num_trials - sums[:, 2]
+    difference_sum = sums[:, 0] - num_missed * center
+    square_sum = sums[:, 1] + num_missed * center**2
+    variance = np.maximum(square_sum - difference_sum**2 / num_trials, 0.0) / (num_trials - 1)
+    bias = difference_sum / num_trials
     stderr = np.sqrt(variance / num_trials)
 
     stderrs = np.sqrt(squares / (num_trials - 1) / num_trials)
@@ -310,7 +310,7 @@ def _simulate_block(
 def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> _Plan:
     """Return the plan of one example: a scheme as an alias table, weights and a base mass."""
     draws_cdf = np.zeros(0)
-    fixed = np.zeros(0, np.int64)
+    always_included = np.zeros(0, np.int64)
     num_draws = m
     probs = q
     log_unit = 0.0
@@ -324,7 +324,7 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
         # with replacement, in proportion to rates r. Each class is then drawn at least once with
         # probability 1 - exp(-r), independently of all other classes, eq. (B29).
         divisors = np.minimum(divisors, 1.0)
-        fixed = np.flatnonzero(divisors == 1.0)
+        always_included = np.flatnonzero(divisors == 1.0)
         rates = -np.log1p(-np.where(divisors == 1.0, 0.0, divisors))
         num_draws, draws_cdf = _poisson_cdf(float(rates.sum()))
         probs = rates if draws_cdf.size else np.ones_like(q)
@@ -346,8 +346,8 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
     if not scheme.draws_label:
         log_weights[label] = -np.inf
 
-    linear = log_weights.max() <= _MAX_LINEAR_LOG and log_base <= _MAX_LINEAR_LOG
-    linear = linear and max(log_base, log_weights.min()) >= -_MAX_LINEAR_LOG
+    is_linear = log_weights.max() <= _MAX_LINEAR_LOG and log_base <= _MAX_LINEAR_LOG
+    is_linear = is_linear and max(log_base, log_weights.min()) >= -_MAX_LINEAR_LOG
 
     return _Plan(
         label,
@@ -355,9 +355,9 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
         num_draws + len(draws_cdf) + 1,
         draws_cdf,
         *build_alias(probs),
-        fixed,
+        always_included,
         log_weights,
-        np.exp(log_weights) if linear else np.zeros(0),
+        np.exp(log_weights) if is_linear else np.zeros(0),
         log_base,
         offset,
         scheme.divides_by_accepted,
@@ -379,9 +379,9 @@ def _poisson_cdf(rate: float) -> tuple[int, FloatArray]:
         return 0, np.zeros(0)
 
     width = int(10.0 * np.sqrt(rate)) + 30
-    first = max(int(rate) - width, 0)
-    cdf = pdtr(np.arange(first, int(rate) + width + 1), rate).astype(np.float64)
-    return first, cdf
+    min_draws = max(int(rate) - width, 0)
+    cdf = pdtr(np.arange(min_draws, int(rate) + width + 1), rate).astype(np.float64)
+    return min_draws, cdf
 
 
 @njit
@@ -522,23 +522,23 @@ def _write_draw_weights(
     To avoid overflow, weights are divided by a unit. Returns the log of the unit, and, divided by
     the unit, the base mass and the total weight of all draws.
     """
-    linear = len(plan.weights) > 0
-    top = 0.0 if linear else plan.log_base
-    drawn = 0.0
-    if not linear:
+    is_linear = len(plan.weights) > 0
+    log_unit = 0.0 if is_linear else plan.log_base
+    drawn_mass = 0.0
+    if not is_linear:
         for k in range(size):
             if counts[k] > 0:
-                top = max(top, plan.log_weights[ids[k]])
+                log_unit = max(log_unit, plan.log_weights[ids[k]])
 
     for k in range(size):
         weights[k] = 0.0
-        if linear:
+        if is_linear:
             weights[k] = plan.weights[ids[k]]
         elif counts[k] > 0:  # the weight of a label that was not drawn might overflow
-            weights[k] = math.exp(plan.log_weights[ids[k]] - top)
-        drawn += counts[k] * weights[k]
+            weights[k] = math.exp(plan.log_weights[ids[k]] - log_unit)
+        drawn_mass += counts[k] * weights[k]
 
-    return top, math.exp(plan.log_base - top), drawn
+    return log_unit, math.exp(plan.log_base - log_unit), drawn_mass
 
 
 @njit
@@ -546,13 +546,13 @@ def _write_probs(
     plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, values: FloatArray
 ) -> float:
     """Write p' of the `size` classes in `ids`, the label first, to `values`; return log S."""
-    top, base, drawn = _write_draw_weights(plan, size, ids, counts, values)
+    log_unit, base, drawn_mass = _write_draw_weights(plan, size, ids, counts, values)
     scale = 1.0 / max(plan.num_draws - counts[0], 1) if plan.accepted_only else 1.0
-    total = base + scale * drawn
+    total = base + scale * drawn_mass
     for k in range(size):
         values[k] = counts[k] * values[k] * (scale / total)
     values[0] += base / total
-    return math.log(total) + top
+    return math.log(total) + log_unit
 
 
 @njit
@@ -576,59 +576,63 @@ def _write_jackknife_probs(
     separate unit. Draws of the label have weight 0.
     """
     m = plan.num_draws
-    top, base, drawn = _write_draw_weights(plan, size, ids, counts, values)
-    total = base + drawn
-    heavy = 0
+    log_unit, base, drawn_mass = _write_draw_weights(plan, size, ids, counts, values)
+    total = base + drawn_mass
+    heavy_index = 0
 
     # sums over the draws of 1 - S / S_k, and of log(S_k / S)
-    sum_ratios = logs = 0.0
+    sum_ratios = log_ratio_sum = 0.0
     for k in range(size):
         ratios[k] = 0.0
         if values[k] > 0.5 * total:
-            heavy = k
+            heavy_index = k
             continue
-        change = (drawn - m * values[k]) / ((m - 1) * total)
+        change = (drawn_mass - m * values[k]) / ((m - 1) * total)
         ratios[k] = change / (1.0 + change)
         sum_ratios += counts[k] * ratios[k]
-        logs += counts[k] * math.log1p(change)
+        log_ratio_sum += counts[k] * math.log1p(change)
 
-    unit = without = 0.0
-    if heavy > 0:
-        unit, without = _sum_without_class(plan, size, ids, counts, heavy)
-        logs += math.log(without / total) + (unit - top)
+    log_heavy_unit = sum_without_heavy = 0.0
+    if heavy_index > 0:
+        log_heavy_unit, sum_without_heavy = _sum_without_class(plan, size, ids, counts, heavy_index)
+        log_ratio_sum += math.log(sum_without_heavy / total) + (log_heavy_unit - log_unit)
     for k in range(1, size):
         values[k] *= counts[k] / total * (1.0 + sum_ratios - ratios[k])
-        if heavy > 0 and k != heavy:
+        if heavy_index > 0 and k != heavy_index:
             weight = plan.log_weights[ids[k]]
-            values[k] += counts[k] * math.exp(weight - top) / total
-            values[k] -= counts[k] * math.exp(weight - unit) / without
+            values[k] += counts[k] * math.exp(weight - log_unit) / total
+            values[k] -= counts[k] * math.exp(weight - log_heavy_unit) / sum_without_heavy
 
     fraction = (m - 1) / m
     values[0] = base / total * (1.0 + fraction * sum_ratios)
-    if heavy > 0:
-        values[0] += fraction * (base / total - math.exp(plan.log_base - unit) / without)
-    return math.log(total) + top - fraction * logs
+    if heavy_index > 0:
+        values[0] += fraction * (
+            base / total - math.exp(plan.log_base - log_heavy_unit) / sum_without_heavy
+        )
+    return math.log(total) + log_unit - fraction * log_ratio_sum
 
 
 @njit
 def _sum_without_class(
-    plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, heavy: int
+    plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, heavy_index: int
 ) -> tuple[float, float]:
     """Return the log of a unit, and S divided by the unit, without class ``ids[heavy]``.
 
     The unit is the largest mass in this sum; the draws are rescaled by m / (m - 1).
     """
-    unit = plan.log_base
+    log_unit = plan.log_base
     for k in range(1, size):
-        if k != heavy:
-            unit = max(unit, plan.log_weights[ids[k]])
+        if k != heavy_index:
+            log_unit = max(log_unit, plan.log_weights[ids[k]])
 
-    drawn = 0.0
+    drawn_mass = 0.0
     for k in range(1, size):
-        if k != heavy:
-            drawn += counts[k] * math.exp(plan.log_weights[ids[k]] - unit)
+        if k != heavy_index:
+            drawn_mass += counts[k] * math.exp(plan.log_weights[ids[k]] - log_unit)
 
-    return unit, math.exp(plan.log_base - unit) + plan.num_draws / (plan.num_draws - 1) * drawn
+    return log_unit, math.exp(plan.log_base - log_unit) + plan.num_draws / (
+        plan.num_draws - 1
+    ) * drawn_mass
 
 
 @njit
@@ -640,19 +644,19 @@ def _merge_bins(
     The `values` within a bin are added up. `bin_slot` (num_bins,) must be -1, and is -1 again
     afterwards.
     """
-    merged = 0
+    num_merged = 0
     for k in range(size):
         b = bins[ids[k]]
         slot = bin_slot[b]
         if slot < 0:
-            bin_slot[b] = merged
-            ids[merged] = b
-            values[merged] = values[k]
-            merged += 1
+            bin_slot[b] = num_merged
+            ids[num_merged] = b
+            values[num_merged] = values[k]
+            num_merged += 1
         else:
             values[slot] += values[k]
 
-    for k in range(merged):
+    for k in range(num_merged):
         bin_slot[ids[k]] = -1
 
-    return merged
+    return num_merged

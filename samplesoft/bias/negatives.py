@@ -83,8 +83,8 @@ class NegativeSums(NamedTuple):
     @property
     def log_error_bound(self) -> float:
         """Bound on the absolute rounding error of the logs of this record and of `compute_logs`."""
-        reach = self.max_log_magnitude + abs(self.label_gap - self.log_exp_sum)
-        return EPS * (64.0 + 4.0 * math.log2(self.num) + 2.0 * reach)
+        max_log_magnitude = self.max_log_magnitude + abs(self.label_gap - self.log_exp_sum)
+        return EPS * (64.0 + 4.0 * math.log2(self.num) + 2.0 * max_log_magnitude)
 
     def compute_logs(self, logits: FloatArray, q: FloatArray) -> FloatArray:
         """Return four logs (4, k) of k negatives with `logits` and `q` (k,).
@@ -93,15 +93,15 @@ class NegativeSums(NamedTuple):
         """
         with np.errstate(all="ignore"):
             gap = np.maximum(logits - self.max_logit, -1e300)  # finite even for huge logits
-            weight = np.exp(gap)
+            exp_gap = np.exp(gap)
             log_qn = np.log(q) - math.log(self.q_sum)
 
             qn = q / self.q_sum
-            ratio = weight / qn / self.exp_sum
+            ratio = exp_gap / qn / self.exp_sum
             # log r as a difference of logs loses digits if r is near 1. As the log of a quotient it
             # may overflow or underflow. So take the quotient wherever it is in range.
-            direct = (gap > -600.0) & (qn > 1e-300) & np.isfinite(ratio)
-            log_ratio = np.where(direct, np.log(ratio), gap - log_qn - self.log_exp_sum)
+            is_in_range = (gap > -600.0) & (qn > 1e-300) & np.isfinite(ratio)
+            log_ratio = np.where(is_in_range, np.log(ratio), gap - log_qn - self.log_exp_sum)
 
             deviation = np.maximum(log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))
 
@@ -124,22 +124,24 @@ def make_negatives(
     q must be positive at the negatives. If `masked`, draws may be the label, and these accidental
     hits are masked; otherwise draws exclude the label.
     """
-    keep = np.ones(logits.shape, dtype=np.bool_)
-    keep[label] = False
+    is_negative = np.ones(logits.shape, dtype=np.bool_)
+    is_negative[label] = False
 
-    kept_logits = logits[keep]
-    kept_q = q[keep]
-    top = float(kept_logits.max())
+    kept_logits = logits[is_negative]
+    kept_q = q[is_negative]
+    max_logit = float(kept_logits.max())
     q_masked = float(q[label]) if masked else 0.0
-    mass = float(kept_q.sum()) + q_masked
+    q_sum = float(kept_q.sum()) + q_masked
 
     with np.errstate(all="ignore"):
-        gap = np.maximum(kept_logits - top, -1e300)
-        delta = float(np.clip(logits[label] - top, -1e300, 1e300))
-        total = float(np.exp(gap).sum())
-        reach = float(np.max(math.log(mass) - np.log(kept_q) - gap))
+        gap = np.maximum(kept_logits - max_logit, -1e300)
+        label_gap = float(np.clip(logits[label] - max_logit, -1e300, 1e300))
+        exp_sum = float(np.exp(gap).sum())
+        max_log_magnitude = float(np.max(math.log(q_sum) - np.log(kept_q) - gap))
 
-    sums = NegativeSums(logits.size, top, total, mass, delta, q_masked, reach)
+    sums = NegativeSums(
+        logits.size, max_logit, exp_sum, q_sum, label_gap, q_masked, max_log_magnitude
+    )
     of_classes = sums.compute_logs(kept_logits, kept_q), sums.masked_hit_logs
     log_p, log_qn, log_ratio, log_deviation = np.concatenate(of_classes, axis=1)
 
@@ -148,10 +150,14 @@ def make_negatives(
     columns = log_p, log_qn, log_ratio, log_deviation
     names = "log_p", "log_qn", "log_ratio", "log_deviation"
 
-    return Negatives(keep, **scalars, **dict(zip(names, columns, strict=True)), log_chi2=log_chi2)
+    return Negatives(
+        is_negative, **scalars, **dict(zip(names, columns, strict=True)), log_chi2=log_chi2
+    )
 
 
 def log_sum_exp(x: FloatArray) -> float:
     """Return ``log(sum(exp(x)))`` of `x` (k,), which is -inf if all entries are."""
-    top = float(x.max())
-    return top + math.log(float(np.exp(x - top).sum())) if math.isfinite(top) else top
+    largest = float(x.max())
+    return (
+        largest + math.log(float(np.exp(x - largest).sum())) if math.isfinite(largest) else largest
+    )

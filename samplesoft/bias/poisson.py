@@ -111,32 +111,32 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     with np.errstate(all="ignore"):
         for step in halved_steps(STEP):
             nodes = make_inclusion_nodes(classes, atoms, draws.log_base, step)
-            flows, total, magnitude, coarse = _integrate_flows(
+            flows, flow_sum, magnitude, change = _integrate_flows(
                 classes, atoms, nodes.x, nodes.weights
             )
             base_flow = float(nodes.base_terms.sum())
-            bias = flows - probs * (total + base_flow)  # (B9)
+            bias = flows - probs * (flow_sum + base_flow)  # (B9)
 
             # always-included classes: in (B9) their flow would cancel
             bias[always_in] = (
-                draws.fractions * base_flow * draws.random_mass - probs[always_in] * total
+                draws.fractions * base_flow * draws.random_mass - probs[always_in] * flow_sum
             )
 
-            coarse += change_by_half_of_nodes(nodes.base_terms)
+            change += change_by_half_of_nodes(nodes.base_terms)
             magnitude += float(np.abs(nodes.base_terms).sum())
-            norm = float(np.abs(bias).sum())
+            bias_norm = float(np.abs(bias).sum())
             loss_magnitude = float(nodes.loss_magnitudes.sum())
 
             row = ExampleBias(
                 bias=bias,
                 probs=probs,
                 loss_bias=float(nodes.loss_terms.sum()),
-                error=estimate_error(coarse, magnitude, norm, unit),
+                error=estimate_error(change, magnitude, bias_norm, unit),
                 loss_error=estimate_sum_error(nodes.loss_terms, loss_magnitude, loss_unit),
             )
             best = combine_better(best, row)
 
-            is_enough = row.error <= (RELATIVE_TOLERANCE + 4.0 * unit) * norm
+            is_enough = row.error <= (RELATIVE_TOLERANCE + 4.0 * unit) * bias_norm
             if (
                 is_enough
                 and row.loss_error <= (RELATIVE_TOLERANCE + 4.0 * loss_unit) * loss_magnitude
@@ -274,16 +274,16 @@ class _ClassesInCells:
     max_decay: float  # upper end of l in cells; the lower end is 0
     degree: int  # number of Chebyshev polynomials in l
 
-    def locate(self, part: slice) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+    def locate(self, chunk: slice) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
         """Return the classes of a slice that lie in cells, and their coordinates in the cells.
 
         Returns four arrays: indices of the classes (k,); indices of their cells (k,); positions in
         the panels of log w (k,), scaled to [-1, 1]; and Chebyshev polynomials (degree, k) at the
         positions in the range of l.
         """
-        coordinates = self.cell_ids[part], self.classes.log_w[part], self.classes.decay[part]
-        ids, *rest = _locate_in_cells(*coordinates, self.max_decay, self.degree)
-        return part.start + ids, *rest
+        coordinates = self.cell_ids[chunk], self.classes.log_w[chunk], self.classes.decay[chunk]
+        ids, *coordinates_in_cells = _locate_in_cells(*coordinates, self.max_decay, self.degree)
+        return chunk.start + ids, *coordinates_in_cells
 
 
 @dataclass(frozen=True)
@@ -314,19 +314,19 @@ def make_included_classes(
         log_w = np.where(drawn, log_probs - np.log(pi), -np.inf)
 
     decay = -np.log1p(-pi)
-    order = np.where(drawn, log_w - decay, -np.inf)
-    floor = float(np.min(order, where=drawn, initial=np.inf)) - 1.0
-    reference = weighted_median(np.where(drawn, order, floor), probs)
+    log_key = np.where(drawn, log_w - decay, -np.inf)
+    floor = float(np.min(log_key, where=drawn, initial=np.inf)) - 1.0
+    reference = weighted_median(np.where(drawn, log_key, floor), probs)
     if not drawn[reference]:
         return IncludedClasses(log_w, pi, decay, drawn.astype(float), -np.inf, 0.0)
 
     kappa = np.zeros(len(pi))
     at_reference = float(logits[reference]), float(pi[reference]), float(log_w[reference])
 
-    def write_kappas(part: slice) -> None:
-        of_part = pi[part]  # also passed as p, whose sums are not used here
+    def write_kappas(chunk: slice) -> None:
+        pi_chunk = pi[chunk]  # also passed as p, whose sums are not used here
         relative_ratios(
-            logits[part], log_w[part], of_part, of_part, of_part, at_reference, kappa[part]
+            logits[chunk], log_w[chunk], pi_chunk, pi_chunk, pi_chunk, at_reference, kappa[chunk]
         )
 
     thread_for_each(write_kappas, chunks(len(pi), CLASS_CHUNK))
@@ -345,27 +345,27 @@ def make_inclusion_atoms(included: IncludedClasses) -> InclusionAtoms:
     # the poles of 1 / f in l have a distance of 3.14 from the real axis: it bounds the degree
     ratio = 2.0 * np.pi / max_decay
     degree = int(np.ceil(-np.log(_INTERPOLATION_ERROR) / np.log(ratio + np.hypot(ratio, 1.0))))
-    slot = np.full(len(included.pi), -1)
+    cell_ids = np.full(len(included.pi), -1)
 
     # exclude classes far from all others before counting: they would need a huge range of panels
-    fit = drawn[
+    near_classes = drawn[
         (included.decay[drawn] <= max_decay) & (np.abs(included.log_w[drawn]) < _MAX_CELL_LOG_W)
     ]
 
-    panel_ids = np.floor(included.log_w[fit] / WIDTH).astype(np.int64)
+    panel_ids = np.floor(included.log_w[near_classes] / WIDTH).astype(np.int64)
     first_panel = int(panel_ids.min(initial=0))
-    crowded = np.bincount(panel_ids - first_panel) > DEGREE * degree
-    slots = np.where(crowded, np.cumsum(crowded) - 1, -1)
-    slot[fit] = slots[panel_ids - first_panel]
+    is_crowded = np.bincount(panel_ids - first_panel) > DEGREE * degree
+    panel_cells = np.where(is_crowded, np.cumsum(is_crowded) - 1, -1)
+    cell_ids[near_classes] = panel_cells[panel_ids - first_panel]
 
-    cells = _ClassesInCells(included, slot, int(crowded.sum()), max_decay, degree)
-    lone = drawn[slot[drawn] < 0]
-    log_w, pi, counts = _cell_nodes(cells, first_panel + np.flatnonzero(crowded))
+    cells = _ClassesInCells(included, cell_ids, int(is_crowded.sum()), max_decay, degree)
+    lone = drawn[cell_ids[drawn] < 0]
+    log_w, pi, counts = _classes_at_cell_nodes(cells, first_panel + np.flatnonzero(is_crowded))
 
     # if the label is the reference, log W is -inf and kappa is 1
     kappa = np.tanh(0.5 * (log_w - included.log_w_ref))
-    of_lone = included.log_w[lone], included.pi[lone], included.kappa[lone], np.ones(len(lone))
-    columns = np.concatenate([of_lone, (log_w, pi, kappa, counts)], axis=1)
+    lone_columns = included.log_w[lone], included.pi[lone], included.kappa[lone], np.ones(len(lone))
+    columns = np.concatenate([lone_columns, (log_w, pi, kappa, counts)], axis=1)
 
     order = np.argsort(columns[0], kind="stable")
     log_w, pi, kappa, counts = columns.take(order, axis=1)
@@ -381,12 +381,14 @@ def _max_decay_in_cells(decay: FloatArray) -> float:
 
     A smaller range of l needs fewer nodes. The few classes with a larger l become separate atoms.
     """
-    few = len(decay) // _CLASSES_PER_LONE_ATOM
-    common = float(np.partition(decay, len(decay) - 1 - few)[len(decay) - 1 - few])
-    return min(max(common, 1e-300), float(_MAX_CELL_DECAY))
+    num_excluded = len(decay) // _CLASSES_PER_LONE_ATOM
+    quantile = float(
+        np.partition(decay, len(decay) - 1 - num_excluded)[len(decay) - 1 - num_excluded]
+    )
+    return min(max(quantile, 1e-300), float(_MAX_CELL_DECAY))
 
 
-def _cell_nodes(
+def _classes_at_cell_nodes(
     cells: _ClassesInCells, panel_ids: IntArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return log w, pi and the number of classes at the nodes of all cells, three arrays (k,).
@@ -396,9 +398,9 @@ def _cell_nodes(
     degree = cells.degree
     shape = (cells.num_cells, cells.degree, DEGREE)
 
-    def weighted_classes(part: slice) -> tuple[IntArray, FloatArray, FloatArray]:
-        ids, slot, s, in_l = cells.locate(part)
-        return slot, s, cells.classes.pi[ids] * in_l
+    def weighted_classes(chunk: slice) -> tuple[IntArray, FloatArray, FloatArray]:
+        ids, slot, s, polynomials = cells.locate(chunk)
+        return slot, s, cells.classes.pi[ids] * polynomials
 
     moments = class_moments(
         weighted_classes, len(cells.cell_ids) if cells.num_cells else 0, shape[:2]
@@ -408,8 +410,8 @@ def _cell_nodes(
     weights = panels.coefficient_matrix(degree) @ moments @ panels.coefficient_matrix().T
 
     pi = -np.expm1(-cells.max_decay * panels.node_positions(degree))[:, None]
-    t = WIDTH * (panel_ids[:, None, None] + panels.node_positions())
-    log_w = np.broadcast_to(t, shape).ravel()
+    log_w_in_cells = WIDTH * (panel_ids[:, None, None] + panels.node_positions())
+    log_w = np.broadcast_to(log_w_in_cells, shape).ravel()
     return log_w, np.broadcast_to(pi, shape).ravel(), (weights / pi).ravel()
 
 
@@ -420,12 +422,14 @@ def _log_products_at_nodes(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
     """
     sums = np.empty((len(x), 2))
 
-    def write_products(part: slice) -> None:
-        log_products(x[part], atoms.points.log_w, atoms.points.pi, atoms.counts, sums[part])
+    def write_products(chunk: slice) -> None:
+        log_products(x[chunk], atoms.points.log_w, atoms.points.pi, atoms.counts, sums[chunk])
 
     # each call of `log_products` first sums over all atoms, so a chunk must have enough nodes
-    least = max(32, _MIN_TERMS_PER_THREAD // max(len(atoms.unsorted_index), 1))
-    thread_for_each(write_products, chunks(len(x), max(least, -(-len(x) // (4 * num_threads())))))
+    min_nodes = max(32, _MIN_TERMS_PER_THREAD // max(len(atoms.unsorted_index), 1))
+    thread_for_each(
+        write_products, chunks(len(x), max(min_nodes, -(-len(x) // (4 * num_threads()))))
+    )
     return sums
 
 
@@ -439,11 +443,11 @@ def _integrate_flows(
     """
     integrals = np.empty((4, len(atoms.unsorted_index)))
 
-    def integrate_slice(part: slice) -> None:
-        of_part = np.zeros((4, part.stop - part.start))
-        points = _slice_points(atoms.points, part)
-        atom_integrals(x, weights, points, included.log_w_ref, included.pi_ref, of_part)
-        integrals[:, atoms.unsorted_index[part]] = of_part
+    def integrate_slice(chunk: slice) -> None:
+        chunk_integrals = np.zeros((4, chunk.stop - chunk.start))
+        points = _slice_points(atoms.points, chunk)
+        atom_integrals(x, weights, points, included.log_w_ref, included.pi_ref, chunk_integrals)
+        integrals[:, atoms.unsorted_index[chunk]] = chunk_integrals
 
     thread_for_each(integrate_slice, chunks(len(atoms.unsorted_index), _ATOMS_PER_CHUNK))
 
@@ -455,24 +459,26 @@ def _integrate_flows(
         """Write the flows of classes `ids` to `flows`; return the three sums over these classes."""
         pi = included.pi[ids]
         scales = pi * np.stack([(1.0 - pi) * included.kappa[ids], included.pi_ref - pi])
-        parts = scales * values
-        flows[ids] = parts.sum(axis=0)
-        return np.array([flows[ids].sum(), np.abs(parts).sum(), np.abs(scales * changes).sum()])
+        terms = scales * values
+        flows[ids] = terms.sum(axis=0)
+        return np.array([flows[ids].sum(), np.abs(terms).sum(), np.abs(scales * changes).sum()])
 
-    at_lone = integrals[:, : len(lone)]
-    sums = write_flows(lone, at_lone[:2], at_lone[:2] - at_lone[2:])
+    lone_integrals = integrals[:, : len(lone)]
+    sums = write_flows(lone, lone_integrals[:2], lone_integrals[:2] - lone_integrals[2:])
 
     values = integrals[:, len(lone) :].reshape(4, cells.num_cells, cells.degree, DEGREE)
-    coarse = np.abs(values[:2] - values[2:]).max(axis=(2, 3), initial=0.0)
+    cell_changes = np.abs(values[:2] - values[2:]).max(axis=(2, 3), initial=0.0)
     coefficients = (
         panels.coefficient_matrix(cells.degree).T @ values[:2] @ panels.coefficient_matrix()
     )
     coefficients = np.concatenate(list(coefficients), axis=1)  # of A and then of B, see (B43)
 
-    def interpolate_flows(part: slice) -> FloatArray:
-        ids, slot, s, in_l = cells.locate(part)
-        of_powers = panels.evaluate(slot, s, coefficients).reshape(2, cells.degree, len(ids))
-        return write_flows(ids, np.einsum("hlj,lj->hj", of_powers, in_l), coarse[:, slot])
+    def interpolate_flows(chunk: slice) -> FloatArray:
+        ids, slot, s, polynomials = cells.locate(chunk)
+        values_by_degree = panels.evaluate(slot, s, coefficients).reshape(2, cells.degree, len(ids))
+        return write_flows(
+            ids, np.einsum("hlj,lj->hj", values_by_degree, polynomials), cell_changes[:, slot]
+        )
 
     for chunk in thread_map(
         interpolate_flows, chunks(len(flows) if cells.num_cells else 0, _CLASSES_PER_CHUNK)
@@ -516,16 +522,18 @@ def _locate_in_cells(
     """
     ids = np.flatnonzero(slot >= 0)
     s = np.empty(len(ids))
-    in_l = np.ones((degree, len(ids)))
+    polynomials = np.ones((degree, len(ids)))
 
     for k, j in enumerate(ids):
         t = log_w[j] / WIDTH
         s[k] = 2.0 * (t - math.floor(t)) - 1.0
         x = min(2.0 * (decay[j] / largest) - 1.0, 1.0)
         for i in range(1, degree):
-            in_l[i, k] = 2.0 * x * in_l[i - 1, k] - in_l[i - 2, k] if i > 1 else x
+            polynomials[i, k] = (
+                2.0 * x * polynomials[i - 1, k] - polynomials[i - 2, k] if i > 1 else x
+            )
 
-    return ids, slot[ids], s, in_l
+    return ids, slot[ids], s, polynomials
 
 
 @njit
@@ -542,7 +550,7 @@ def log_products(
     moments if u w is tiny, by a series up to u w = 0.1, and by the formula for larger u w.
     """
     rows = np.empty((4, len(log_w)))
-    still = np.zeros(len(log_w))
+    zeros = np.zeros(len(log_w))
     for i in range(len(pi)):
         rows[0, i] = counts[i] * pi[i]
         rows[1, i] = rows[0, i] * (1.0 - pi[i])
@@ -550,30 +558,30 @@ def log_products(
         rows[3, i] = counts[i] * math.exp(log_w[i] + np.log(pi[i]))
 
     # for each atom: moments of all atoms with smaller log w, and sums over those with larger log w
-    first = far_sums(rows, log_w, False)[0]
-    second = far_sums(rows, 2.0 * log_w, False)[1]
-    above = far_sums(rows, still, True)
+    first_moments = far_sums(rows, log_w, False)[0]
+    second_moments = far_sums(rows, 2.0 * log_w, False)[1]
+    gone_sums = far_sums(rows, zeros, True)
 
     y = np.empty(_ATOMS_PER_BLOCK)
     f = np.empty(_ATOMS_PER_BLOCK)
     z = np.empty(_ATOMS_PER_BLOCK)
     for k in range(len(x)):
-        flat = count_below(log_w, FLAT - x[k])
-        gone = count_below(log_w, GONE - x[k])
-        total = above[2, gone]
-        excess = total + math.exp(min(x[k], LARGEST_EXPONENT)) * above[3, gone]
+        flat_stop = count_below(log_w, FLAT - x[k])
+        gone_start = count_below(log_w, GONE - x[k])
+        total = gone_sums[2, gone_start]
+        excess = total + math.exp(min(x[k], LARGEST_EXPONENT)) * gone_sums[3, gone_start]
 
-        if flat > 0:
-            last = math.exp(x[k] + log_w[flat - 1])
-            total -= last * first[flat]
-            excess += 0.5 * last * last * second[flat]
+        if flat_stop > 0:
+            last_y = math.exp(x[k] + log_w[flat_stop - 1])
+            total -= last_y * first_moments[flat_stop]
+            excess += 0.5 * last_y * last_y * second_moments[flat_stop]
 
-        for start in range(flat, gone, _ATOMS_PER_BLOCK):
-            part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
-            length = part.stop - part.start
+        for start in range(flat_stop, gone_start, _ATOMS_PER_BLOCK):
+            block = slice(start, min(start + _ATOMS_PER_BLOCK, gone_start))
+            length = block.stop - block.start
             workspace = y[:length], f[:length], z[:length]
-            _write_factors(x[k], log_w[part], pi[part], *workspace)
-            logs, surplus = _sum_logs_and_excess(counts[part], pi[part], *workspace)
+            _write_factors(x[k], log_w[block], pi[block], *workspace)
+            logs, surplus = _sum_logs_and_excess(counts[block], pi[block], *workspace)
             total += logs
             excess += surplus
 
@@ -615,16 +623,16 @@ def _log1p_minus_linear(z: float) -> float:
 
 
 @njit
-def _excess_of_likely_class(rest: float, y: float) -> float:
-    """Return ``log f + pi y`` for pi = 1 - `rest` above 1/2 and y up to 40.
+def _excess_of_likely_class(miss_prob: float, y: float) -> float:
+    """Return ``log f + pi y`` for pi = 1 - `miss_prob` above 1/2 and y up to 40.
 
     log f is near -y, so that the sum would cancel. With f = exp(-y) (1 + rest (exp(y) - 1)), the
     sum is log(1 + rest (exp(y) - 1)) - rest y.
     """
     if y < _MAX_Y_OF_EXCESS_SERIES:
-        linear = _log1p_minus_linear(rest * math.expm1(y))
-        return linear + rest * (second_order_series(-y) * y * y)
-    return math.log1p(rest * math.expm1(y)) - rest * y
+        log_minus_linear = _log1p_minus_linear(miss_prob * math.expm1(y))
+        return log_minus_linear + miss_prob * (second_order_series(-y) * y * y)
+    return math.log1p(miss_prob * math.expm1(y)) - miss_prob * y
 
 
 @njit
@@ -640,9 +648,9 @@ def _sum_logs_and_excess(
 
     for i in range(len(counts)):
         t = y[i] if y[i] < _MAX_Y_OF_EXCESS_SERIES else _MAX_Y_OF_EXCESS_SERIES
-        close = _log1p_minus_linear(z[i]) + pi[i] * (second_order_series(t) * t * t)
-        far = f[i] + pi[i] * y[i]
-        z[i] = close if y[i] < _MAX_Y_OF_EXCESS_SERIES else far
+        value_near_zero = _log1p_minus_linear(z[i]) + pi[i] * (second_order_series(t) * t * t)
+        value = f[i] + pi[i] * y[i]
+        z[i] = value_near_zero if y[i] < _MAX_Y_OF_EXCESS_SERIES else value
 
     for i in range(len(counts)):
         if pi[i] > 0.5 and y[i] < _MAX_Y_OF_LIKELY:
@@ -674,19 +682,19 @@ def atom_integrals(
     pi = points.pi
     kappa = points.kappa
 
-    num = len(x)
+    num_nodes = len(x)
     y_workspace = np.empty(_ATOMS_PER_BLOCK)
     decay = np.empty(_ATOMS_PER_BLOCK)
-    y_refs = np.empty(num)
-    scales = np.empty(num)
+    y_refs = np.empty(num_nodes)
+    scales = np.empty(num_nodes)
 
     # Terms of each node in the two limits of y. If y is nearly 0, the term of A is a multiple of
     # y / kappa, and the term of B a multiple of y. If exp(-y) is 0, the term of A is a multiple of
     # y / (kappa (1 - pi)), and the term of B is 0.
-    at_flat = np.zeros((4, num))
-    at_gone = np.zeros((4, num))
+    at_flat = np.zeros((4, num_nodes))
+    at_gone = np.zeros((4, num_nodes))
 
-    for k in range(num):
+    for k in range(num_nodes):
         y_refs[k] = scaled(x[k], log_w_ref)
         scales[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))
         flat_term = scales[k] * math.expm1(-y_refs[k]) if x[k] + log_w_ref >= FLAT else 0.0
@@ -705,31 +713,37 @@ def atom_integrals(
     late = far_sums(at_gone, x, True)
 
     reference = np.array([log_w_ref])
-    flat = 0
-    gone = len(log_w)
-    for k in range(num):
-        new_flat, new_gone = near_atoms(x[k], log_w, reference)
-        add_far(x[max(k - 1, 0)], early, k, log_w, flat_scales, slice(new_flat, flat), out)
-        add_far(x[k], late, k, log_w, gone_scales, slice(new_gone, gone), out)
-        flat = new_flat
-        gone = new_gone
+    flat_stop = 0
+    gone_start = len(log_w)
+    for k in range(num_nodes):
+        new_flat_stop, new_gone_start = near_atoms(x[k], log_w, reference)
+        add_far(
+            x[max(k - 1, 0)], early, k, log_w, flat_scales, slice(new_flat_stop, flat_stop), out
+        )
+        add_far(x[k], late, k, log_w, gone_scales, slice(new_gone_start, gone_start), out)
+        flat_stop = new_flat_stop
+        gone_start = new_gone_start
 
-        half = 2.0 * scales[k] if k % 2 == 0 else 0.0
-        for start in range(flat, gone if scales[k] > 0.0 else flat, _ATOMS_PER_BLOCK):
-            part = slice(start, min(start + _ATOMS_PER_BLOCK, gone))
-            block = _slice_points(points, part)
+        half_scale = 2.0 * scales[k] if k % 2 == 0 else 0.0
+        for start in range(
+            flat_stop, gone_start if scales[k] > 0.0 else flat_stop, _ATOMS_PER_BLOCK
+        ):
+            block = slice(start, min(start + _ATOMS_PER_BLOCK, gone_start))
+            block_points = _slice_points(points, block)
             # pass each row as an array: the compiler does not vectorise over rows of a 2-d array
-            rows = out[0][part], out[1][part], out[2][part], out[3][part]
-            _add_node_terms(x[k], scales[k], half, y_refs[k], block, y_workspace, decay, rows)
+            rows = out[0][block], out[1][block], out[2][block], out[3][block]
+            _add_node_terms(
+                x[k], scales[k], half_scale, y_refs[k], block_points, y_workspace, decay, rows
+            )
 
-    add_far(x[num - 1], early, num, log_w, flat_scales, slice(0, flat), out)
+    add_far(x[num_nodes - 1], early, num_nodes, log_w, flat_scales, slice(0, flat_stop), out)
 
 
 @njit
 def _add_node_terms(
     x: float,
     scale: float,
-    half: float,
+    half_scale: float,
     y_ref: float,
     points: InclusionPoints,
     y: FloatArray,
@@ -738,7 +752,7 @@ def _add_node_terms(
 ) -> None:
     """Add the terms of one node `x` = log u to the four integrals `out` of a block of atoms.
 
-    `scale` and `half` are the weights of the node among all nodes and among every second node; `y`
+    `scale` and `half_scale` are the weights of the node among all nodes and among every second node; `y`
     and `e` are workspace.
 
     (exp(-y) - exp(-y_ref)) / kappa loses digits if w is near W. With d = y - y_ref, which equals
@@ -757,17 +771,17 @@ def _add_node_terms(
         e[i] = exp64(-y[i])
 
     for i in range(len(log_w)):
-        away = y_ref * deviation[i] if abs(deviation[i]) < 1.0 else y[i] - y_ref
-        near = -1.0 if away < -1.0 else away
-        near = 1.0 if near > 1.0 else near
-        close = -e_ref * (y[i] + y_ref) * decay_ratio_series(near)
-        far = (e[i] - e_ref) / kappa[i]
+        y_difference = y_ref * deviation[i] if abs(deviation[i]) < 1.0 else y[i] - y_ref
+        clipped = -1.0 if y_difference < -1.0 else y_difference
+        clipped = 1.0 if clipped > 1.0 else clipped
+        difference_near_reference = -e_ref * (y[i] + y_ref) * decay_ratio_series(clipped)
+        difference = (e[i] - e_ref) / kappa[i]
 
-        over_f = y[i] / ((1.0 - pi[i]) + pi[i] * e[i])
-        first = over_f * (close if near == away else far)
-        second = over_f * drop_ref * e[i]
+        y_over_f = y[i] / ((1.0 - pi[i]) + pi[i] * e[i])
+        term_a = y_over_f * (difference_near_reference if clipped == y_difference else difference)
+        term_b = y_over_f * drop_ref * e[i]
 
-        full_a[i] += scale * first
-        full_b[i] += scale * second
-        half_a[i] += half * first
-        half_b[i] += half * second
+        full_a[i] += scale * term_a
+        full_b[i] += scale * term_b
+        half_a[i] += half_scale * term_a
+        half_b[i] += half_scale * term_b

@@ -98,8 +98,8 @@ class Theorem1Terms(NamedTuple):
         ub1, ub2, lb_sum = (np.expand_dims(x, -1) / m for x in scalars)
         with np.errstate(over="ignore", invalid="ignore"):
             # UB_1 g is 0 for g = 0, even if UB_1 overflowed
-            signed = np.where(weights == 0.0, 0.0, ub1 * weights)
-            upper = signed + 2.0 * bound[..., None] * ub2
+            leading_term = np.where(weights == 0.0, 0.0, ub1 * weights)
+            upper = leading_term + 2.0 * bound[..., None] * ub2
             # eq. 10; 0 - x, because -x would give -0 for x = 0
             lower = np.broadcast_to(0.0 - bound[..., None] * lb_sum, upper.shape)
 
@@ -124,15 +124,15 @@ class Theorem1Terms(NamedTuple):
             )
             remainder += self.label_part
 
-            from_lead = self.spread + remainder
-            from_minus_lead = self.shifted + variance_above
-            from_zero = np.fmin(self.spread + variance_above, self.shifted + remainder)
+            distance_from_leading = self.spread + remainder
+            distance_from_minus_leading = self.shifted + variance_above
+            distance_from_zero = np.fmin(self.spread + variance_above, self.shifted + remainder)
 
             # the bound 2 M holds because p and p' sum to 1
             return (
-                np.fmin(from_zero * bound / m, 2.0 * bound),
-                from_lead * bound / m,
-                from_minus_lead * bound / m,
+                np.fmin(distance_from_zero * bound / m, 2.0 * bound),
+                distance_from_leading * bound / m,
+                distance_from_minus_leading * bound / m,
             )
 
     def corrected_bounds(
@@ -143,14 +143,26 @@ class Theorem1Terms(NamedTuple):
         The arguments are those of `bounds`.
         """
         weights, bound, unit = _divide_by_power_of_two(g, grad_bound, np.shape(self.variance))
-        from_zero, from_lead, from_minus_lead = (
+        distance_from_zero, distance_from_leading, distance_from_minus_leading = (
             x[..., None] for x in self.distance_bounds(bound, num_sampled)
         )
         with np.errstate(all="ignore"):
-            lead = np.expand_dims(self.variance, -1) * weights / num_sampled
-            below = np.fmin(from_zero, np.fmin(from_lead - lead, from_minus_lead + lead))
-            above = np.fmin(from_zero, np.fmin(from_lead + lead, from_minus_lead - lead))
-            return -_next_above(ldexp_or_inf(below, unit)), _next_above(ldexp_or_inf(above, unit))
+            leading_term = np.expand_dims(self.variance, -1) * weights / num_sampled
+            lower_distance = np.fmin(
+                distance_from_zero,
+                np.fmin(
+                    distance_from_leading - leading_term, distance_from_minus_leading + leading_term
+                ),
+            )
+            upper_distance = np.fmin(
+                distance_from_zero,
+                np.fmin(
+                    distance_from_leading + leading_term, distance_from_minus_leading - leading_term
+                ),
+            )
+            return -_next_above(ldexp_or_inf(lower_distance, unit)), _next_above(
+                ldexp_or_inf(upper_distance, unit)
+            )
 
 
 @dataclass(frozen=True)
@@ -212,8 +224,8 @@ class Theorem1Bounds:
         (6, 0)
         """
         low, high = widen_bounds(self, slack)
-        either: NDArray[np.bool_] = (np.asarray(values) < low) | (np.asarray(values) > high)
-        return either
+        is_outside: NDArray[np.bool_] = (np.asarray(values) < low) | (np.asarray(values) > high)
+        return is_outside
 
 
 def widen_bounds(bounds: Theorem1Bounds, slack: Any) -> tuple[FloatArray, FloatArray]:
@@ -284,14 +296,14 @@ def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
             bound = 0.0 if len(log_p) == 1 else np.inf
             return dict.fromkeys(Theorem1Terms._fields[-7:], np.float64(bound))
 
-        grow = 1.0 + 16.0 * unit
-        rms = np.exp(log_zt + 0.5 * np.logaddexp(0.0, negatives.log_chi2)) * grow
+        round_up = 1.0 + 16.0 * unit
+        rms = np.exp(log_zt + 0.5 * np.logaddexp(0.0, negatives.log_chi2)) * round_up
         deviation = np.exp(log_zt + 0.5 * negatives.log_chi2)
 
         # a relative error e of every r changes the standard deviation of r by at most e times rms
-        above = (deviation + np.expm1(4.0 * unit) * rms) * grow
+        deviation_above = (deviation + np.expm1(4.0 * unit) * rms) * round_up
         variance = deviation * deviation
-        variance_above = above * above
+        variance_above = deviation_above * deviation_above
 
         centred = np.exp(log_p + log_zt + negatives.log_deviation) * np.sign(log_ratio)
 
@@ -307,9 +319,9 @@ def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
         return dict(
             variance=variance,
             variance_above=variance_above,
-            label_part=np.exp(negatives.log_a) * variance_above * grow,
-            root=rms * above,
-            gap_above=gap * grow,
+            label_part=np.exp(negatives.log_a) * variance_above * round_up,
+            root=rms * deviation_above,
+            gap_above=gap * round_up,
             spread=np.abs(centred).sum() + slack,
             shifted=np.abs(centred - probs * variance).sum() + slack,
         )
@@ -407,15 +419,15 @@ def _divide_by_power_of_two(
     require_host_array("g", g)
     weights = np.asarray(g, dtype=np.float64)
     bound = np.broadcast_to(grad_bound, shape)
-    sizes = np.abs(weights).max(), bound.max()
-    for name, size in zip(("g", "grad_bound"), sizes, strict=True):
-        if np.isnan(size):
+    magnitudes = np.abs(weights).max(), bound.max()
+    for name, magnitude in zip(("g", "grad_bound"), magnitudes, strict=True):
+        if np.isnan(magnitude):
             raise ValueError(f"`{name}` must hold numbers, got NaN.")
 
     if bound.min() < 0.0:
         raise ValueError(f"`grad_bound` must be at least 0, got {bound.min()}; it bounds |J|.")
 
-    unit = int(np.frexp(max(sizes))[1])
+    unit = int(np.frexp(max(magnitudes))[1])
     return ldexp_or_inf(weights, -unit), ldexp_or_inf(bound, -unit), unit
 
 
@@ -426,8 +438,8 @@ def _next_above(x: FloatArray) -> FloatArray:
     a positive float, plus 1, are the bits of the next larger float.
     """
     if x.ndim and x.min() > 0.0 and x.max() < np.inf:
-        following: FloatArray = (np.ascontiguousarray(x).view(np.int64) + 1).view(np.float64)
-        return following
+        next_floats: FloatArray = (np.ascontiguousarray(x).view(np.int64) + 1).view(np.float64)
+        return next_floats
     return np.nextafter(x, np.inf)
 
 
@@ -594,18 +606,20 @@ def theorem2_ratio(
     0.073 0.463 0.000
     """
     cosines, classes = _check_cosine(cosine, labels)
-    features = as_real_array("estimates", estimates, (1,))
+    kernel_estimates = as_real_array("estimates", estimates, (1,))
     tau, nu = as_positive("tau", tau), as_positive("nu", nu)
-    if features.shape != cosines.shape:
+    if kernel_estimates.shape != cosines.shape:
         raise ValueError(
-            f"`estimates` of shape {features.shape} does not match `cosine` of shape "
+            f"`estimates` of shape {kernel_estimates.shape} does not match `cosine` of shape "
             f"{cosines.shape}; give one value for each class in both."
         )
 
     cosines = cosines[classes]
-    features = features[classes]
-    features = features / max(float(np.abs(features).max()), np.finfo(np.float64).tiny)
-    constant = float(features.sum())
+    kernel_estimates = kernel_estimates[classes]
+    kernel_estimates = kernel_estimates / max(
+        float(np.abs(kernel_estimates).max()), np.finfo(np.float64).tiny
+    )
+    constant = float(kernel_estimates.sum())
     if constant <= 0.0:
         raise ValueError(
             "`estimates` of the negatives must have a positive sum, got one "
@@ -617,7 +631,9 @@ def theorem2_ratio(
     log_z_nu = log_sum_exp(nu * cosines)
     log_center = (tau - nu) * cosines
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
-        log_ratio = tau * cosines - log_z_tau - np.log(np.abs(features)) + math.log(constant)
+        log_ratio = (
+            tau * cosines - log_z_tau - np.log(np.abs(kernel_estimates)) + math.log(constant)
+        )
         log_normalizer = log_z_nu - log_z_tau
 
         return Theorem2Ratio(
@@ -628,7 +644,7 @@ def theorem2_ratio(
             normalizer=float(np.exp(log_normalizer)),
             printed_gamma=_smallest_gamma(log_ratio - log_center),
             corrected_gamma=_smallest_gamma(log_ratio - log_center - log_normalizer),
-            num_negative=int((features < 0.0).sum()),
+            num_negative=int((kernel_estimates < 0.0).sum()),
         )
 
 
@@ -749,7 +765,7 @@ def theorem2_corrected(
     """
     cosines, classes = _check_cosine(cosine, labels)
     tau, nu = as_positive("tau", tau), as_positive("nu", nu)
-    num = as_count("num_features", num_features)
+    num_frequencies = as_count("num_features", num_features)
     gamma = as_positive("gamma", gamma)
     if gamma >= 1.0:
         raise ValueError(
@@ -764,7 +780,7 @@ def theorem2_corrected(
         kernel = np.exp(log_kernel)
         twice_variance = np.expm1(2.0 * log_kernel) ** 2  # (1 - K^2)^2 of a cosine
         spread = twice_variance + 2.0 / 3.0 * (1.0 + kernel) * gamma * kernel
-        probabilities = 2.0 * np.exp(-num * (gamma * kernel) ** 2 / spread)
+        probabilities = 2.0 * np.exp(-num_frequencies * (gamma * kernel) ** 2 / spread)
 
         log_center = log_softmax(tau * x) - log_softmax(nu * x)
         center = np.exp(log_center)
@@ -773,17 +789,17 @@ def theorem2_corrected(
 
         probs = np.exp(log_p)
         joint = np.exp(log_p + log_center)
-        rest = float(probs.sum())  # 1 - p_t
+        other_mass = float(probs.sum())  # 1 - p_t
 
         # two upper bounds on the mean of max(r - Z_t, 0) / Z_t, of which the smaller one is used
-        at_once = np.maximum(kappa * joint - probs, 0.0).sum()
-        apart = np.maximum(joint - probs, 0.0).sum()
-        apart += rest * center.max() ** 2 * 0.5 * gamma / (1.0 - gamma)
+        joint_bound = np.maximum(kappa * joint - probs, 0.0).sum()
+        split_bound = np.maximum(joint - probs, 0.0).sum()
+        split_bound += other_mass * center.max() ** 2 * 0.5 * gamma / (1.0 - gamma)
 
     return Theorem2Corrected(
         classes=classes,
         lower=center / kappa,
         upper=center * kappa,
         failure=float(min(probabilities.sum(), 1.0)),
-        bias=2.0 * rest * float(min(at_once, apart)),
+        bias=2.0 * other_mass * float(min(joint_bound, split_bound)),
     )

@@ -69,32 +69,32 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
     rows = np.atleast_2d(o)
     targets = np.atleast_1d(as_labels("labels", labels, n, o.shape[:-1]))
 
-    inside = np.zeros(rows.shape, np.bool_)
-    np.put_along_axis(inside, as_ids("ids", ids, n, len(rows)), True, axis=1)
-    np.put_along_axis(inside, targets[:, None], True, axis=1)
+    is_inside = np.zeros(rows.shape, np.bool_)
+    np.put_along_axis(is_inside, as_ids("ids", ids, n, len(rows)), True, axis=1)
+    np.put_along_axis(is_inside, targets[:, None], True, axis=1)
 
     with np.errstate(over="ignore", invalid="ignore"):  # logits 1e308 apart; no class outside A
-        tops = [rows.max(axis=1, where=mask, initial=-np.inf) for mask in (inside, ~inside)]
-        gaps = np.maximum(rows - np.where(inside, tops[0][:, None], tops[1][:, None]), -1e300)
+        tops = [rows.max(axis=1, where=mask, initial=-np.inf) for mask in (is_inside, ~is_inside)]
+        gaps = np.maximum(rows - np.where(is_inside, tops[0][:, None], tops[1][:, None]), -1e300)
         weights = np.exp(gaps)
 
-        masses = [weights.sum(axis=1, where=mask) for mask in (inside, ~inside)]
+        masses = [weights.sum(axis=1, where=mask) for mask in (is_inside, ~is_inside)]
         # log((1 - p(A)) / p(A)): -inf if no class is outside A; otherwise the sum outside A, in
         # units of its largest term, is at least 1
-        odds = tops[1] - tops[0] + np.log(np.maximum(masses[1], 1.0) / masses[0])
+        log_odds = tops[1] - tops[0] + np.log(np.maximum(masses[1], 1.0) / masses[0])
 
-    fractions = weights / np.where(inside, masses[0][:, None], masses[1][:, None])
-    mass = expit(odds)[:, None]
-    bias = np.where(inside, fractions, -fractions) * mass
-    probs = fractions * np.where(inside, expit(-odds)[:, None], mass)
-    loss_bias = 0.0 - np.logaddexp(0.0, odds)
+    fractions = weights / np.where(is_inside, masses[0][:, None], masses[1][:, None])
+    mass = expit(log_odds)[:, None]
+    bias = np.where(is_inside, fractions, -fractions) * mass
+    probs = fractions * np.where(is_inside, expit(-log_odds)[:, None], mass)
+    loss_bias = 0.0 - np.logaddexp(0.0, log_odds)
 
     # relative errors: of the sums, of the odds, and of exponentials of rounded differences
-    unit = _EPS * (16.0 + np.log2(n))
-    of_odds = _EPS * np.abs(np.where(np.isfinite(odds), odds, 0.0))
-    relative = unit + (of_odds * expit(-odds))[:, None] + _EPS * np.abs(gaps)
-    error = (np.abs(bias) * relative).sum(axis=1)
-    loss_error = (unit + of_odds) * mass[:, 0] + unit * np.abs(loss_bias)
+    sum_error = _EPS * (16.0 + np.log2(n))
+    odds_error = _EPS * np.abs(np.where(np.isfinite(log_odds), log_odds, 0.0))
+    relative_error = sum_error + (odds_error * expit(-log_odds))[:, None] + _EPS * np.abs(gaps)
+    error = (np.abs(bias) * relative_error).sum(axis=1)
+    loss_error = (sum_error + odds_error) * mass[:, 0] + sum_error * np.abs(loss_bias)
 
     columns = bias, probs, loss_bias, error, loss_error
     return ExactBias(*(columns if o.ndim == 2 else (column[0] for column in columns)))

@@ -18,14 +18,18 @@ _LOGS_PER_BOUND = 8.0  # largest number of rounded logs that add up in a bound
 _MAX_LOG_ROUNDING = 1e-3
 
 
-def trivial_bounds(sums: NegativeSums, num: int) -> tuple[FloatArray, FloatArray] | None:
+def trivial_bounds(sums: NegativeSums, num_classes: int) -> tuple[FloatArray, FloatArray] | None:
     """Return lower and upper bounds, both (num,), if they are trivial; otherwise None.
 
     The bounds are 0 if there is a single negative, and -1 and 1 if the logs have no correct digits.
     """
     if sums.num - 1 + (sums.q_masked > 0.0) == 1:
-        return np.zeros(num), np.zeros(num)
-    return (np.full(num, -1.0), np.ones(num)) if sums.log_error_bound > _MAX_LOG_ROUNDING else None
+        return np.zeros(num_classes), np.zeros(num_classes)
+    return (
+        (np.full(num_classes, -1.0), np.ones(num_classes))
+        if sums.log_error_bound > _MAX_LOG_ROUNDING
+        else None
+    )
 
 
 class ClassBounds:
@@ -70,21 +74,21 @@ class ClassBounds:
             log_mu = np.logaddexp(log_base, log_zt + log_fraction(m - 1, m))
 
             common = log_p + log_zt - log_m - log_mu
-            first = -np.sign(log_ratio) * np.exp(common + log_deviation)
-            size = np.exp(common + np.logaddexp(log_ratio, 0.0))
-            at_others = self._gaps.log_bounds(m - 1, log_base, log_mu)
+            first_term = -np.sign(log_ratio) * np.exp(common + log_deviation)
+            first_magnitude = np.exp(common + np.logaddexp(log_ratio, 0.0))
+            other_gaps = self._gaps.log_bounds(m - 1, log_base, log_mu)
 
             ends = []
-            for sign, label_gap, gap in zip((-1.0, 1.0), self._at_label, at_others, strict=True):
+            for sign, label_gap, gap in zip((-1.0, 1.0), self._at_label, other_gaps, strict=True):
                 widen = 1.0 + sign * slack
-                of_label = float(np.exp(log_a + label_gap[0])) * widen + sign * TINY
-                second = np.exp(log_p + gap)
-                end = first + sign * (slack * size + TINY) + second * widen
-                ends.append((of_label, end))
+                label_end = float(np.exp(log_a + label_gap[0])) * widen + sign * TINY
+                second_term = np.exp(log_p + gap)
+                end = first_term + sign * (slack * first_magnitude + TINY) + second_term * widen
+                ends.append((label_end, end))
 
             floor = np.append(-np.exp(log_p) * (1.0 + slack) - TINY, 0.0)
-            of_label = float(np.exp(log_zt)) * (1.0 + slack) + TINY
-            ceiling = np.append(slack - np.expm1(log_p), of_label)
+            label_end = float(np.exp(log_zt)) * (1.0 + slack) + TINY
+            ceiling = np.append(slack - np.expm1(log_p), label_end)
 
         lower = np.maximum(np.append(ends[0][1], ends[0][0]), floor)
         upper = np.minimum(np.append(ends[1][1], ends[1][0]), ceiling)
@@ -104,8 +108,8 @@ class EndTotals:
 
     def add(self, lower: FloatArray, upper: FloatArray) -> EndTotals:
         """Add the lower and upper bounds, both (k,), of k classes; return self."""
-        sizes = np.maximum(-lower, upper)
-        self.totals.add(np.array([lower.sum(), upper.sum(), sizes.sum()]))
+        magnitudes = np.maximum(-lower, upper)
+        self.totals.add(np.array([lower.sum(), upper.sum(), magnitudes.sum()]))
         return self
 
     def merge(self, other: EndTotals) -> EndTotals:
@@ -117,15 +121,17 @@ class EndTotals:
 def negative_sums(draws: Draws) -> NegativeSums:
     """Return the `NegativeSums` of an example from the totals of its draws."""
     totals = draws.totals
-    masked = not draws.scheme.excludes_label
-    q_masked = totals.label_q if masked else 0.0
-    mass = float(totals.q_others.value) + q_masked
+    counts_masked_hits = not draws.scheme.excludes_label
+    q_masked = totals.label_q if counts_masked_hits else 0.0
+    q_sum = float(totals.q_others.value) + q_masked
 
     with np.errstate(all="ignore"):
-        delta = float(np.clip(totals.label_logit - totals.top, -1e300, 1e300))
-    reach = math.log(mass) + totals.top - totals.min_log_product
+        label_gap = float(np.clip(totals.label_logit - totals.top, -1e300, 1e300))
+    max_log_magnitude = math.log(q_sum) + totals.top - totals.min_log_product
 
-    return NegativeSums(totals.num, totals.top, totals.exps, mass, delta, q_masked, reach)
+    return NegativeSums(
+        totals.num, totals.top, totals.exps, q_sum, label_gap, q_masked, max_log_magnitude
+    )
 
 
 def tighten_by_zero_sum(
@@ -136,6 +142,8 @@ def tighten_by_zero_sum(
     The bias of a class is minus the sum of the bias of all other classes, which lies between the
     sums of their bounds. `ends` are the sums of the bounds over all n classes.
     """
-    low, high, size = ends.totals.value.tolist()
-    rounding = EPS * (n + 8) * size
-    return np.maximum(lower, upper - high - rounding), np.minimum(upper, lower - low + rounding)
+    lower_sum, upper_sum, magnitude = ends.totals.value.tolist()
+    rounding = EPS * (n + 8) * magnitude
+    return np.maximum(lower, upper - upper_sum - rounding), np.minimum(
+        upper, lower - lower_sum + rounding
+    )

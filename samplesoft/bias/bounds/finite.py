@@ -99,9 +99,9 @@ class FiniteSampleBounds:
         """
         jac, excess = scaled_to_avoid_overflow(check_jacobian(jacobian, self.lower.shape))
         lower, upper = np.atleast_2d(self.lower, self.upper)
-        every = np.broadcast_to(jac, lower.shape[:1] + jac.shape[-2:])
+        jacobians = np.broadcast_to(jac, lower.shape[:1] + jac.shape[-2:])
 
-        rows = [_bound_gradient(*row) for row in zip(lower, upper, every, strict=True)]
+        rows = [_bound_gradient(*row) for row in zip(lower, upper, jacobians, strict=True)]
         ends = ldexp_or_inf(np.array(rows).swapaxes(0, 1), excess)
 
         below, above = ends.reshape(2, *self.lower.shape[:-1], jac.shape[-1])
@@ -113,8 +113,8 @@ def _bound_gradient(
 ) -> tuple[FloatArray, FloatArray]:
     """Return lower and upper bounds (P,) on the bias of the gradient of one example."""
     middle = 0.5 * (lower + upper)
-    radius = 0.5 * (upper - lower)
-    mean = radius @ jacobian / (float(radius.sum()) or 1.0)
+    half_width = 0.5 * (upper - lower)
+    mean = half_width @ jacobian / (float(half_width.sum()) or 1.0)
 
     # the rounding error of a sum of n products is at most n / 2 eps of the sum of their magnitudes
     units = EPS * (len(lower) + 16) * np.maximum(-lower, upper)
@@ -122,9 +122,9 @@ def _bound_gradient(
     ends = []
     for shift in (np.zeros_like(mean), mean):
         centred = jacobian - shift
-        center = middle @ centred
-        reach = radius @ np.abs(centred) + rounding + float(units.sum()) * np.abs(shift)
-        ends.append((center - reach, center + reach))
+        product = middle @ centred
+        half_range = half_width @ np.abs(centred) + rounding + float(units.sum()) * np.abs(shift)
+        ends.append((product - half_range, product + half_range))
 
     return np.maximum(ends[0][0], ends[1][0]), np.minimum(ends[0][1], ends[1][1])
 
@@ -263,12 +263,12 @@ def _require_set_or_bounds(scheme: Scheme) -> None:
 def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
     """Return the lower and upper bounds, both (n,), of one example, for draws with replacement."""
     sums = negative_sums(draws)
-    others = np.arange(len(draws.q)) != draws.label
+    is_other = np.arange(len(draws.q)) != draws.label
     trivial = trivial_bounds(sums, len(draws.q))
     if trivial is not None:
         return trivial
 
-    columns = sums.compute_logs(draws.logits[others], draws.q[others])
+    columns = sums.compute_logs(draws.logits[is_other], draws.q[is_other])
     spread = RatioRange().add(columns).add(sums.masked_hit_logs)
 
     transform = None
@@ -302,9 +302,9 @@ def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[Float
 
     inclusion = np.ones(len(logits))
     expected = np.zeros(len(logits))
-    gap = np.zeros(len(logits))
+    inclusion_error = np.zeros(len(logits))
     inclusion[drawn] = race.inclusion[0]
-    gap[drawn] = np.abs(race.inclusion[0] - race.inclusion_by_nodes) + truncation
+    inclusion_error[drawn] = np.abs(race.inclusion[0] - race.inclusion_by_nodes) + truncation
 
     weights = make_weights(logits, label, inputs.scheme, inclusion)
     terms = weights.terms(drawn, race.inclusion[0])
@@ -312,25 +312,33 @@ def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[Float
     expected[drawn] = sums.expected_probs[0]
     expected[label] += sums.expected_base_prob[0]
 
-    unit = TRANSFORM_ROUNDING + _SET_EXPONENT_ROUNDING * (
+    relative_error = TRANSFORM_ROUNDING + _SET_EXPONENT_ROUNDING * (
         race.max_exponent + inputs.num_sampled + FARTHEST_EXPONENT
     )
-    unit = 2.0 * (unit + rule_error) + relative_term_error(terms.max_log_magnitude)
-    divisor_error = gap / inclusion
+    relative_error = 2.0 * (relative_error + rule_error) + relative_term_error(
+        terms.max_log_magnitude
+    )
+    divisor_error = inclusion_error / inclusion
 
     # if pi_k has no correct digits, the sets that contain k count as left out
-    unknown = divisor_error > 0.5
-    absolute_error = truncation + 2.0 * float((inclusion + gap)[unknown].sum()) + _SET_TRUNCATION
-    divisor_error[unknown] = 0.0
+    is_unknown = divisor_error > 0.5
+    absolute_error = (
+        truncation + 2.0 * float((inclusion + inclusion_error)[is_unknown].sum()) + _SET_TRUNCATION
+    )
+    divisor_error[is_unknown] = 0.0
 
-    half = (
-        4.0 * (expected * (2.0 * unit + divisor_error) + float((expected * divisor_error).sum()))
+    half_width = (
+        4.0
+        * (
+            expected * (2.0 * relative_error + divisor_error)
+            + float((expected * divisor_error).sum())
+        )
         + absolute_error
     )
-    half += unit * weights.probs + TINY
+    half_width += relative_error * weights.probs + TINY
 
     bias = expected - weights.probs
 
-    lower = np.maximum(bias - half, -weights.probs * (1.0 + unit))
-    upper = np.minimum(bias + half, 1.0)
+    lower = np.maximum(bias - half_width, -weights.probs * (1.0 + relative_error))
+    upper = np.minimum(bias + half_width, 1.0)
     return tighten_by_zero_sum(lower, upper, EndTotals().add(lower, upper), len(bias))

@@ -89,36 +89,36 @@ class GapBounds:
         # rounding * sqrt(sum_j qn_j (r_j / Z_t + 1)^2).
         with np.errstate(divide="ignore", over="ignore"):
             root = float(np.exp(0.5 * spread.chi2_sum.log))
-            moved = 2.0 * sums.log_error_bound * math.hypot(root, 2.0)
-            ends = np.log([max(root - moved, 0.0), root + moved])
+            root_error = 2.0 * sums.log_error_bound * math.hypot(root, 2.0)
+            ends = np.log([max(root - root_error, 0.0), root + root_error])
 
         self._log_variance = 2.0 * (sums.log_zt + ends)  # (2,) lower and upper bound on log V
-        most, least = spread.log_ratio_range
-        self._log_ends = sums.log_zt + most + slack, sums.log_zt + least - slack
+        max_log_ratio, min_log_ratio = spread.log_ratio_range
+        self._log_ends = sums.log_zt + max_log_ratio + slack, sums.log_zt + min_log_ratio - slack
         self._transform = transform
 
     def log_bounds(
-        self, draws: int, log_base: FloatArray, log_mu: FloatArray
+        self, num_draws: int, log_base: FloatArray, log_mu: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Return the logs of a lower and of an upper bound on the gap, both (k,), for k bases of S.
 
-        `draws` is the number of draws in S, `log_base` (k,) the log of each base, and `log_mu` (k,)
+        `num_draws` is the number of draws in S, `log_base` (k,) the log of each base, and `log_mu` (k,)
         the log of E[S].
         """
         # Var[S] / (E[S]^2 s), with s at the upper and the lower end of the range of S
         low, high = (
-            v + log_fraction(draws, self._m) - math.log(self._m) - 2.0 * log_mu
-            - np.logaddexp(log_base, r + log_fraction(draws, self._m))
+            v + log_fraction(num_draws, self._m) - math.log(self._m) - 2.0 * log_mu
+            - np.logaddexp(log_base, r + log_fraction(num_draws, self._m))
             for v, r in zip(self._log_variance, self._log_ends, strict=True)
         )  # fmt: skip
-        if self._transform is None or draws == 0:
+        if self._transform is None or num_draws == 0:
             return low, high
-        below, above = self._bounds_by_transform(self._transform, draws, np.exp(log_base))
+        below, above = self._bounds_by_transform(self._transform, num_draws, np.exp(log_base))
         # fmax and fmin ignore NaN: the transform has no bound for such a base
         return np.fmax(low, np.log(below)), np.fmin(high, np.log(above))
 
     def _bounds_by_transform(
-        self, transform: TransformBounds, draws: int, base: FloatArray
+        self, transform: TransformBounds, num_draws: int, base: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
         """Return a lower and an upper bound on the gap, both (k,), for k bases of S, eq. (B79).
 
@@ -130,47 +130,51 @@ class GapBounds:
         step = transform.step
 
         u = m * transform.v
-        decay = draws * transform.v * transform.mean_ratio
+        decay = num_draws * transform.v * transform.mean_ratio
         with np.errstate(all="ignore"):  # a bound that is not finite is ignored
             # With X = S - base, E exp(-u X) - exp(-u E[X]) cancels for small u. The product
             # exp(log E exp(-u X)) (1 - exp(-excess)) does not. Both give bounds: take the closer.
             product = [
-                np.exp(draws * excess - decay + sign * 2.0 * slack * decay)
-                * -np.expm1(-draws * excess)
+                np.exp(num_draws * excess - decay + sign * 2.0 * slack * decay)
+                * -np.expm1(-num_draws * excess)
                 for sign, excess in ((-1.0, transform.excess_low), (1.0, transform.excess_high))
             ]
 
-            less = np.exp(draws * transform.log_transform_low) - np.exp(
+            difference_low = np.exp(num_draws * transform.log_transform_low) - np.exp(
                 -(1.0 - 2.0 * slack) * decay
             )
-            most = np.exp(draws * transform.log_transform_high)
+            transform_high = np.exp(num_draws * transform.log_transform_high)
 
-            low = step * u * np.maximum(np.fmax(product[0], less), 0.0)
-            high = step * u * np.fmin(product[1], most)
-            if most[-1] > 0.0:
-                least = float(base.min(initial=np.inf)) * (1.0 - slack)
-                least += math.exp(self._log_ends[1]) * draws / m
-                high[-1] += step * most[-1] * _sum_beyond_last_node(float(u[-1]), step, least)
+            low = step * u * np.maximum(np.fmax(product[0], difference_low), 0.0)
+            high = step * u * np.fmin(product[1], transform_high)
+            if transform_high[-1] > 0.0:
+                min_sum = float(base.min(initial=np.inf)) * (1.0 - slack)
+                min_sum += math.exp(self._log_ends[1]) * num_draws / m
+                high[-1] += (
+                    step * transform_high[-1] * _sum_beyond_last_node(float(u[-1]), step, min_sum)
+                )
 
             high = np.where(np.isnan(high), np.inf, high)
 
-        kept = high > 0.0
+        is_kept = high > 0.0
         sums = np.empty((2, len(base)))
 
-        def bound_slice(part: slice) -> None:
-            _exponential_sums(base[part], u[kept], low[kept], high[kept], sums[:, part])
+        def bound_slice(chunk: slice) -> None:
+            _exponential_sums(base[chunk], u[is_kept], low[is_kept], high[is_kept], sums[:, chunk])
 
         thread_for_each(bound_slice, chunks(len(base), _BASES_PER_CHUNK))
         variance = math.exp(min(self._log_variance[1], LARGEST_EXPONENT))
-        sums[1] += _sum_before_first_node(float(u[0]), step, variance * draws / m**2)
+        sums[1] += _sum_before_first_node(float(u[0]), step, variance * num_draws / m**2)
 
-        widen = trapezoid_error(step) + 2.0 * FARTHEST_EXPONENT * slack + TRANSFORM_ROUNDING
-        return sums[0] * (1.0 - widen), sums[1] * (1.0 + widen)
+        relative_error = (
+            trapezoid_error(step) + 2.0 * FARTHEST_EXPONENT * slack + TRANSFORM_ROUNDING
+        )
+        return sums[0] * (1.0 - relative_error), sums[1] * (1.0 + relative_error)
 
 
-def log_fraction(draws: int, m: int) -> float:
+def log_fraction(num_draws: int, m: int) -> float:
     """Return ``log(draws / m)``, which is -inf for 0 draws."""
-    return math.log(draws) - math.log(m) if draws else -math.inf
+    return math.log(num_draws) - math.log(m) if num_draws else -math.inf
 
 
 def _sum_before_first_node(u: float, step: float, variance: float) -> float:
@@ -182,19 +186,21 @@ def _sum_before_first_node(u: float, step: float, variance: float) -> float:
     return 0.5 * variance * u**3 * step / math.expm1(3.0 * step)
 
 
-def _sum_beyond_last_node(u: float, step: float, least: float) -> float:
+def _sum_beyond_last_node(u: float, step: float, min_sum: float) -> float:
     """Return the sum of ``w exp((u - w) least)`` over all nodes w after the last one, `u`.
 
-    `least` is the smallest possible S. The result bounds the terms that are left out, relative to
+    `min_sum` is the smallest possible S. The result bounds the terms that are left out, relative to
     the transform at u.
     """
     span = (
-        math.log(_UNDERFLOW_EXPONENT) - math.log(least) - math.log(u) if least > 0.0 else math.inf
+        math.log(_UNDERFLOW_EXPONENT) - math.log(min_sum) - math.log(u)
+        if min_sum > 0.0
+        else math.inf
     )
     if span > FARTHEST_EXPONENT:
         return math.inf
-    later = u * np.exp(step * np.arange(1.0, max(span / step, 1.0) + 2.0))
-    return float((later * np.exp((u - later) * least)).sum())
+    later_nodes = u * np.exp(step * np.arange(1.0, max(span / step, 1.0) + 2.0))
+    return float((later_nodes * np.exp((u - later_nodes) * min_sum)).sum())
 
 
 def trapezoid_error(step: float) -> float:
@@ -259,46 +265,51 @@ def make_transform_bounds(
     log_mean = math.log(draws.mean_ratio)
     with np.errstate(all="ignore"):
         # the last node: exp(-u S) has decayed for the smallest possible S
-        slowest = math.log(draws.num_draws) + float(np.logaddexp(draws.log_base, ratios.log_r0))
-        last = min(
-            math.log(_UNDERFLOW_EXPONENT) - slowest, LARGEST_EXPONENT - math.log(draws.num_draws)
+        log_min_rate = math.log(draws.num_draws) + float(
+            np.logaddexp(draws.log_base, ratios.log_r0)
+        )
+        max_log_v = min(
+            math.log(_UNDERFLOW_EXPONENT) - log_min_rate,
+            LARGEST_EXPONENT - math.log(draws.num_draws),
         )
 
-        x = np.arange(_FIRST_LOG_RATE - math.log(draws.num_draws) - log_mean, last, _LOG_STEP)
+        x = np.arange(_FIRST_LOG_RATE - math.log(draws.num_draws) - log_mean, max_log_v, _LOG_STEP)
         nodes = evaluate_nodes(draws, ratios, atoms, x, np.zeros_like(x))
         digit_loss = np.exp(-nodes.log_scaled_transform)
 
-    good = np.isfinite(nodes.excess) & (digit_loss < _MAX_DIGIT_LOSS)
-    if not good.any():
+    is_accurate = np.isfinite(nodes.excess) & (digit_loss < _MAX_DIGIT_LOSS)
+    if not is_accurate.any():
         return None
 
-    v = nodes.v[good]
-    excess = nodes.excess[good]
+    v = nodes.v[is_accurate]
+    excess = nodes.excess[is_accurate]
     relative = 4.0 * rounding + TRANSFORM_ROUNDING
     mean_exponent = v * draws.mean_ratio
-    error = relative * (excess + 2.0 * mean_exponent + digit_loss[good] - 1.0)
+    error = relative * (excess + 2.0 * mean_exponent + digit_loss[is_accurate] - 1.0)
 
     with np.errstate(over="ignore", invalid="ignore"):
         # is of second order in v, and so must be the bound on its error
         p = np.expm1(excess)
         root = np.sqrt(2.0 * p * np.exp(mean_exponent))
-        near = TRANSFORM_ROUNDING * p + 2.0 * rounding * (
+        error_near_zero = TRANSFORM_ROUNDING * p + 2.0 * rounding * (
             (2.0 + mean_exponent) * p + 2.0 * mean_exponent * root
         )
 
-    error = np.fmin(error, near)
+    error = np.fmin(error, error_near_zero)
 
     # A relative error of all ratios changes log E exp(-v r) by at most this error times v times the
     # tilted mean of r, which is at most |log E exp(-v r)|.
-    log = nodes.log_transform[good]
-    log_error = 2.0 * rounding * np.abs(log) + TRANSFORM_ROUNDING * digit_loss[good]
+    log_transform = nodes.log_transform[is_accurate]
+    log_error = (
+        2.0 * rounding * np.abs(log_transform) + TRANSFORM_ROUNDING * digit_loss[is_accurate]
+    )
 
     return TransformBounds(
         v=v,
         excess_low=np.maximum(excess - error, 0.0),
         excess_high=excess + error,
-        log_transform_low=log - log_error,
-        log_transform_high=np.minimum(log + log_error, 0.0),
+        log_transform_low=log_transform - log_error,
+        log_transform_high=np.minimum(log_transform + log_error, 0.0),
         mean_ratio=draws.mean_ratio,
         step=_LOG_STEP,
     )

@@ -107,8 +107,8 @@ def _exact_and_guaranteed(example: Example, scheme: Scheme, target: float) -> tu
         # the bias sums to 0: its L1 norm is twice its positive part, and twice its negative part
         return 2.0 * float(min(np.maximum(upper, 0.0).sum(), np.maximum(-lower, 0.0).sum()))
 
-    least = smallest_num_sampled(exact_norm, 1, target)
-    return least, smallest_num_sampled(norm_bound, least, target)
+    exact = smallest_num_sampled(exact_norm, 1, target)
+    return exact, smallest_num_sampled(norm_bound, exact, target)
 
 
 def smallest_num_sampled(norm: Callable[[int], float], first: int, target: float) -> int:

@@ -85,19 +85,21 @@ def _run_passes_of_example(
     q = q.rechunk(o.chunks)
 
     starts = [0, *np.cumsum(o.chunks[0])[:-1].tolist()]
-    pairs = list(zip(starts, o.to_delayed(), q.to_delayed(), strict=True))
+    chunks = list(zip(starts, o.to_delayed(), q.to_delayed(), strict=True))
 
-    rows: list[tuple[Any, ...]] = [()] * len(pairs)
+    chunk_vectors: list[tuple[Any, ...]] = [()] * len(chunks)
     if vectors is not None:
         blocks = vectors.rechunk((o.chunks[0], vectors.shape[1])).to_delayed()
-        rows = [tuple(block) for block in blocks]
+        chunk_vectors = [tuple(block) for block in blocks]
 
     while isinstance(sums, Pass):
-        current = delayed(sums)
+        delayed_sums = delayed(sums)
         takes_vectors = sums.takes_vectors
         partial_sums = [
-            delayed(_sums_of_chunk)(current, *pair, *(chunk_vectors if takes_vectors else ()))
-            for pair, chunk_vectors in zip(pairs, rows, strict=True)
+            delayed(_sums_of_chunk)(
+                delayed_sums, *pair, *(vectors_of_chunk if takes_vectors else ())
+            )
+            for pair, vectors_of_chunk in zip(chunks, chunk_vectors, strict=True)
         ]
 
         while len(partial_sums) > 1:
@@ -121,11 +123,11 @@ def _sums_of_chunk(sums: Any, start: int, *columns: FloatArray) -> Any:
         return sums.empty().add(start, *columns)
 
 
-def _merge_passes(parts: list[Any]) -> Any:
+def _merge_passes(passes: list[Any]) -> Any:
     """Return the merged copies of a pass, each of which has the classes of some chunks."""
-    total = parts[0].empty()
-    for part in parts:
-        total.merge(part)
+    total = passes[0].empty()
+    for one_pass in passes:
+        total.merge(one_pass)
     return total
 
 

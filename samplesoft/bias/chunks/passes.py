@@ -309,12 +309,12 @@ class _PanelMomentSums(_PassSums):
         ratios = ratios_of_chunk(draws, self.results.ratios)
         self.moments[0].add(draws, ratios)
         if len(self.moments) > 1:
-            of_pairs, ratios_of_pairs = pair_with_label(draws, ratios)
-            self.moments[1].add(of_pairs, ratios_of_pairs)
+            pair_draws, pair_ratios = pair_with_label(draws, ratios)
+            self.moments[1].add(pair_draws, pair_ratios)
 
     def merge(self, other: _PanelMomentSums) -> None:
-        for own, more in zip(self.moments, other.moments, strict=True):
-            own.merge(more)
+        for moments, other_moments in zip(self.moments, other.moments, strict=True):
+            moments.merge(other_moments)
 
     def finish(self) -> tuple[PassResults, type[_PassSums] | None]:
         draws = self.results.draws
@@ -373,9 +373,9 @@ class ChunkBias:
         with np.errstate(all="ignore"):  # a result that is not finite is never the better one
             for flows in integral.attempts():
                 bias = _bias_of_panels(flows, draws)
-                size = float(np.abs(bias).sum())
-                candidate = flows, float(bias[:-1].sum()), size
-                row, is_enough = integral.result_with_errors(flows, candidate, size)
+                norm = float(np.abs(bias).sum())
+                candidate = flows, float(bias[:-1].sum()), norm
+                row, is_enough = integral.result_with_errors(flows, candidate, norm)
                 best = combine_better(best, row)
                 if is_enough:
                     break
@@ -441,11 +441,11 @@ def _bias_of_panels(integrals: Flows, draws: Draws) -> FloatArray:
 
     flows = atoms.by_panel(points.q_kappa * integrals.values).sum(axis=1)
     probs = atoms.by_panel(masses).sum(axis=1)
-    of_label = math.exp(draws.log_label) if draws.scheme.label_in_sum else 0.0
-    index = len(flows) if draws.scheme.label_in_sum else None
+    label_prob = math.exp(draws.log_label) if draws.scheme.label_in_sum else 0.0
+    label = len(flows) if draws.scheme.label_in_sum else None
 
-    as_classes = replace(draws, probs=np.append(probs, of_label), label=index)
-    return assemble(as_classes, np.append(flows, 0.0), integrals.total, integrals.label_flow, None)
+    panel_draws = replace(draws, probs=np.append(probs, label_prob), label=label)
+    return assemble(panel_draws, np.append(flows, 0.0), integrals.total, integrals.label_flow, None)
 
 
 def _find_scheme(scheme: str) -> Scheme:
@@ -474,15 +474,15 @@ def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatA
             f"starts at class {start}; cut both at the same classes."
         )
 
-    wrong = proposal < MIN_Q
+    is_wrong = proposal < MIN_Q
     label_index = totals.label - start
 
     scheme = totals.scheme
     if 0 <= label_index < len(o) and not (scheme.draws_label or scheme.corrects_label):
-        wrong[label_index] = proposal[label_index] < 0.0
+        is_wrong[label_index] = proposal[label_index] < 0.0
 
-    if wrong.any():
-        index = int(wrong.argmax())
+    if is_wrong.any():
+        index = int(is_wrong.argmax())
         raise ValueError(
             f"`q` must be greater than 0, and at least {MIN_Q:.2g}, on every class that scheme "
             f"{scheme.name!r} can draw, got {proposal[index]} at class {start + index}; mix the "
@@ -577,7 +577,7 @@ def run_passes(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
 
     `chunks` is a function that returns an iterable of pairs (logits, q).
     """
-    num: int | None = None
+    num_classes: int | None = None
     while isinstance(sums, Pass):
         start = 0
         with progress_bar(progress, desc=sums.stage, unit=" classes", unit_scale=True) as bar:
@@ -586,11 +586,11 @@ def run_passes(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
                 start += len(logits)
                 bar.update(len(logits))
 
-        num = start if num is None else num
+        num_classes = start if num_classes is None else num_classes
 
-        if start != num:
+        if start != num_classes:
             raise ValueError(
-                f"`chunks` must return all classes each time it is called, got {num:,} at first "
+                f"`chunks` must return all classes each time it is called, got {num_classes:,} at first "
                 f"and then {start:,}; make the iterable in it."
             )
 

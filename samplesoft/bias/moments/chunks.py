@@ -111,18 +111,18 @@ class _VectorMeans(Pass):
             other = self.empty()
             bias = self.bias.bias_of_draws(draws)
 
-            c = as_real_array("class_embeddings", vectors, (2,))
+            class_vectors = as_real_array("class_embeddings", vectors, (2,))
             heaviest = int(draws.probs.argmax())
             other.max_log_prob = float(draws.log_probs[heaviest])
-            other.origin = c[heaviest]
+            other.origin = class_vectors[heaviest]
 
-            apart = c - other.origin
+            offsets = class_vectors - other.origin
             rows = np.stack([draws.probs, bias])
-            other.vector_sums = Sum.of(rows @ apart)
+            other.vector_sums = Sum.of(rows @ offsets)
             other.mass_sums = Sum.of(np.append(rows.sum(axis=1), np.abs(bias).sum()))
-            other.max_distance = float(np.sqrt(squared_norms(apart).max()))
+            other.max_distance = float(np.sqrt(squared_norms(offsets).max()))
             if draws.label is not None:
-                other.label_vector = c[draws.label]
+                other.label_vector = class_vectors[draws.label]
 
             self.merge(other)
         return self
@@ -138,20 +138,20 @@ class _VectorMeans(Pass):
             vars(self).update(vars(other))
             return self
 
-        heavier = max(self, other, key=lambda one: one.max_log_prob)
-        total = Sum(self.vector_sums.value.shape)
-        reach = 0.0
-        for one in (self, other):
-            away = one.origin - heavier.origin
-            total.merge(one.vector_sums)
-            total.add(np.outer(one.mass_sums.value[:2], away))
-            reach = max(reach, one.max_distance + float(np.sqrt(away @ away)))
+        heavier = max(self, other, key=lambda means: means.max_log_prob)
+        vector_sums = Sum(self.vector_sums.value.shape)
+        max_distance = 0.0
+        for means in (self, other):
+            shift = means.origin - heavier.origin
+            vector_sums.merge(means.vector_sums)
+            vector_sums.add(np.outer(means.mass_sums.value[:2], shift))
+            max_distance = max(max_distance, means.max_distance + float(np.sqrt(shift @ shift)))
 
         self.mass_sums = self.mass_sums.times(1.0)
         self.mass_sums.merge(other.mass_sums)
         self.label_vector = self.label_vector if len(self.label_vector) else other.label_vector
-        self.vector_sums = total
-        self.max_distance = reach
+        self.vector_sums = vector_sums
+        self.max_distance = max_distance
         self.origin = heavier.origin
         self.max_log_prob = heavier.max_log_prob
         return self
@@ -160,9 +160,9 @@ class _VectorMeans(Pass):
         """Return the next pass, or the moments if p' is the same in every outcome."""
         totals = self.results.totals
         scheme = self.results.totals.scheme
-        outcomes = totals.num - (not scheme.draws_label)
-        outcomes += bool(scheme.has_random_count and totals.label_q > 0.0)
-        if self.results.ratios is None or outcomes <= 1:
+        num_outcomes = totals.num - (not scheme.draws_label)
+        num_outcomes += bool(scheme.has_random_count and totals.label_q > 0.0)
+        if self.results.ratios is None or num_outcomes <= 1:
             return self.compute_moments(0.0, 0.0)
         return _NodeSums(self)
 
@@ -172,10 +172,10 @@ class _VectorMeans(Pass):
         `mse` is ``E|sum_i p'_i c_i|**2`` for centred class vectors c, and `rounding` its error.
         """
         magnitude = float(self.mass_sums.value[2])
-        off = (
+        bias_error = (
             self.bias.error + EPS * (self.results.totals.num + 8) * magnitude
         ) * self.max_distance
-        squared_bias, error = squared_norm_with_error(self.vector_sums.value[1], off)
+        squared_bias, error = squared_norm_with_error(self.vector_sums.value[1], bias_error)
         mse = max(mse, squared_bias)
         return squared_bias, mse - squared_bias, mse, error + rounding + 4.0 * EPS * mse
 
@@ -194,13 +194,13 @@ class _NodeSums(Pass):
 
         self.log_first_moment, self.count_ratio = count_moments_at_nodes(self.draws, self.nodes)
         _require_digits(self.draws, self.nodes, self.log_first_moment)
-        num = len(self.nodes.x)
+        num_nodes = len(self.nodes.x)
 
         # sums over the classes at each of K nodes: vectors (K, d), and in (3, K) the magnitudes of
         # their terms times norms, the magnitudes alone, and the scatter. The mean norm is
         # sum_j p_j |c_j|.
-        self.numerator_sums = Sum((num, 1))
-        self.scalar_sums = Sum((3, num))
+        self.numerator_sums = Sum((num_nodes, 1))
+        self.scalar_sums = Sum((3, num_nodes))
         self.mean_norm = Sum()
 
     def empty(self) -> _NodeSums:
@@ -249,33 +249,33 @@ class _NodeSums(Pass):
 
         magnitudes, weights, square = self.scalar_sums.value
         sums = self.numerator_sums.value, magnitudes + norm * weights, square
-        own_norm = float(np.sqrt(label_vector @ label_vector))
+        label_norm = float(np.sqrt(label_vector @ label_vector))
 
         with np.errstate(under="ignore", over="ignore"):
             half = 0.5 * self.log_first_moment
             numerator = add_label_terms(
-                draws, self.nodes, half, label_vector, own_norm + norm, sums
+                draws, self.nodes, half, label_vector, label_norm + norm, sums
             )
             terms = mean_square_terms(
                 term_rounding(draws), self.log_first_moment, self.count_ratio, numerator
             )
             mse, error = integral_with_error(self.nodes.dx, *terms)
 
-        none_left = 0.0
+        no_draw_term = 0.0
         if draws.scheme.divides_by_accepted:
-            none_left = draws.label_draw_prob**draws.num_draws * own_norm**2
-        return self.means.compute_moments(mse + none_left, error + 4.0 * EPS * none_left)
+            no_draw_term = draws.label_draw_prob**draws.num_draws * label_norm**2
+        return self.means.compute_moments(mse + no_draw_term, error + 4.0 * EPS * no_draw_term)
 
 
-def _require_digits(draws: Draws, nodes: Nodes, log_first: FloatArray) -> None:
+def _require_digits(draws: Draws, nodes: Nodes, log_first_moment: FloatArray) -> None:
     """Raise ValueError if the Laplace transform T has no correct digits at a node that matters.
 
     T is computed from moments of panels of classes, because the classes are not in memory.
     """
-    lost = noisy_nodes(nodes.x, nodes.log_transform)
+    is_noisy = noisy_nodes(nodes.x, nodes.log_transform)
     # the error is divided by T, or by T**2 if the number of accepted draws is random
-    times = 1.0 + draws.scheme.divides_by_accepted
-    weights = (log_first - times * nodes.log_transform)[lost] - log_first.max()
+    power = 1.0 + draws.scheme.divides_by_accepted
+    weights = (log_first_moment - power * nodes.log_transform)[is_noisy] - log_first_moment.max()
 
     if (weights > _MIN_LOG_WEIGHT).any():
         raise ValueError(

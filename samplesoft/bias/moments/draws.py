@@ -85,12 +85,14 @@ def draws_mean_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
     The vectors have the mean 0 under the softmax. If p' is the same in every outcome, the result is
     (0, 0).
     """
-    at_nodes = make_draw_quadrature(draws)
-    if at_nodes is None:
+    quadrature = make_draw_quadrature(draws)
+    if quadrature is None:
         return 0.0, 0.0
 
     with np.errstate(under="ignore", over="ignore"):
-        mse, error = integral_with_error(at_nodes.nodes.dx, *_integrand(draws, at_nodes, centred))
+        mse, error = integral_with_error(
+            quadrature.nodes.dx, *_integrand(draws, quadrature, centred)
+        )
 
     if draws.scheme.divides_by_accepted:  # with no accepted draw, p' is 1 on the label
         no_draw_term = draws.label_draw_prob**draws.num_draws * float(
@@ -102,7 +104,7 @@ def draws_mean_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
 
 
 def _integrand(
-    draws: Draws, at_nodes: DrawQuadrature, centred: FloatArray
+    draws: Draws, quadrature: DrawQuadrature, centred: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return the integrand (K,) of ``E|sum_i p'_i c_i|**2`` at the nodes, and error bounds (K,).
 
@@ -112,9 +114,11 @@ def _integrand(
     where K is the number of draws that S is divided by: m, or the random number of accepted draws.
     The bounds are for the rounding of the integrand.
     """
-    log_first, ratio = count_moments_at_nodes(draws, at_nodes.nodes)
-    numerator = numerator_moments(draws, at_nodes.ratios, at_nodes.nodes, centred, 0.5 * log_first)
-    return mean_square_terms(at_nodes.term_rounding, log_first, ratio, numerator)
+    log_first, ratio = count_moments_at_nodes(draws, quadrature.nodes)
+    numerator = numerator_moments(
+        draws, quadrature.ratios, quadrature.nodes, centred, 0.5 * log_first
+    )
+    return mean_square_terms(quadrature.term_rounding, log_first, ratio, numerator)
 
 
 def count_moments_at_nodes(draws: Draws, nodes: Nodes) -> tuple[FloatArray, FloatArray]:
@@ -180,13 +184,13 @@ def add_label_terms(
     # sum_k e_k psi_k c_k cancels, because sum_k e_k c_k = 0. So psi_k is replaced by psi_k - psi_R
     # for all classes and the label, which does not change the sum.
     change, magnitude, square = sums
-    of_label, label_magnitude = _label_coefficient(draws, nodes, log_half)
-    change = change + np.outer(of_label, label_vector)
+    label_coefficients, label_magnitude = _label_coefficient(draws, nodes, log_half)
+    change = change + np.outer(label_coefficients, label_vector)
     magnitude = magnitude + label_magnitude * label_scale
 
     base = np.exp(nodes.x + draws.log_base + log_half)
-    drawn_part = change - np.outer(base, label_vector)
-    drawn_square = squared_norms(drawn_part)
+    drawn_vectors = change - np.outer(base, label_vector)
+    drawn_square = squared_norms(drawn_vectors)
     drawn_magnitude = magnitude + base * np.sqrt(label_vector @ label_vector)
 
     scatter_magnitude = square + drawn_square + 2.0 * np.sqrt(drawn_square) * drawn_magnitude
@@ -200,9 +204,9 @@ def _count_moments(draws: Draws, log_theta: FloatArray) -> tuple[FloatArray, Flo
         return math.log(m) + m * log_theta, np.full(len(log_theta), float(m))
 
     log_mix = log_accepted_transform(draws, log_theta)
-    log_one = math.log(draws.other_draw_prob) + log_theta
-    ratio = 1.0 + (m - 1) * np.exp(log_one - log_mix)
-    return math.log(m) + log_one + (m - 1) * log_mix, ratio
+    log_accepted = math.log(draws.other_draw_prob) + log_theta
+    ratio = 1.0 + (m - 1) * np.exp(log_accepted - log_mix)
+    return math.log(m) + log_accepted + (m - 1) * log_mix, ratio
 
 
 def _label_coefficient(
@@ -221,43 +225,45 @@ def _label_coefficient(
 
     log_label_mass = nodes.x + draws.log_label + log_half
     with np.errstate(divide="ignore"):
-        log_above = np.log(np.abs(nodes.above)) - nodes.log_scaled_transform
+        log_magnitude = np.log(np.abs(nodes.above)) - nodes.log_scaled_transform
 
-    above = np.exp(log_label_mass + log_above)
-    change: FloatArray = np.sign(nodes.above) * above
+    magnitude = np.exp(log_label_mass + log_magnitude)
+    change: FloatArray = np.sign(nodes.above) * magnitude
     if draws.scheme.corrects_label:
-        return change + base - np.exp(log_label_mass), above + base + np.exp(log_label_mass)
+        return change + base - np.exp(log_label_mass), magnitude + base + np.exp(log_label_mass)
 
-    return change, above
+    return change, magnitude
 
 
 def class_coefficients(
-    draws: Draws, ratios: Ratios, nodes: Nodes, log_half: FloatArray, part: slice
+    draws: Draws, ratios: Ratios, nodes: Nodes, log_half: FloatArray, chunk: slice
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return v e (psi - psi_R), its magnitude, and v**2 e r psi at the nodes for some classes.
 
-    The three arrays are (K, classes in the slice `part`). The first two are multiplied by
+    The three arrays are (K, classes in the slice `chunk`). The first two are multiplied by
     exp(`log_half`), (K, 1), and the third by its square.
 
     psi - psi_R loses digits if r is near R. So for v (r - R) > -1 it is psi_R expm1(-v (r - R)),
     where r - R is computed as kappa (r + R). Otherwise it is the difference.
     """
     x = nodes.x[:, None]
-    q = draws.draw_probs[part]
-    kappa = ratios.kappa[part]
+    q = draws.draw_probs[chunk]
+    kappa = ratios.kappa[chunk]
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_r = np.where(q > 0.0, ratios.log_r[part], -np.inf)
+        log_r = np.where(q > 0.0, ratios.log_r[chunk], -np.inf)
         log_mass = np.where(q > 0.0, np.log(q), 0.0) + x + log_r + log_half  # of v e
-        log_away = np.logaddexp(log_r, ratios.log_ref) + np.log(np.abs(kappa))
+        log_exponent = np.logaddexp(log_r, ratios.log_ref) + np.log(np.abs(kappa))
 
     y = np.exp(np.minimum(x + log_r, LARGEST_EXPONENT))
-    away = np.sign(kappa) * np.exp(np.minimum(x + log_away, LARGEST_EXPONENT))
+    exponent = np.sign(kappa) * np.exp(np.minimum(x + log_exponent, LARGEST_EXPONENT))
     log_psi = -y - nodes.log_transform[:, None]
 
     psi_ref = np.exp(nodes.log_psi_ref[:, None] + log_mass)
-    far = np.exp(log_psi + log_mass) - psi_ref
-    rise = np.where(away > -1.0, psi_ref * np.expm1(-np.maximum(away, -1.0)), far)
-    return rise, np.abs(rise), np.exp(log_mass + x + log_r + log_psi + log_half)
+    difference = np.exp(log_psi + log_mass) - psi_ref
+    differences = np.where(
+        exponent > -1.0, psi_ref * np.expm1(-np.maximum(exponent, -1.0)), difference
+    )
+    return differences, np.abs(differences), np.exp(log_mass + x + log_r + log_psi + log_half)
 
 
 # --- independent inclusion ---------------------------------------------------------------------
@@ -286,48 +292,54 @@ def inclusion_mean_square(example: Example, centred: FloatArray) -> tuple[float,
         change, magnitude, scatter = sum_over_classes(class_terms, len(x), centred, scales)
 
         u_base = np.exp(np.minimum(x + draws.log_base, LARGEST_EXPONENT))
-        of_base = u_base * poisson.base_contrast(x, classes)
-        change += np.outer(of_base, draws.fractions @ centred[always_in])
-        magnitude += np.abs(of_base) * (draws.fractions @ scales[always_in])
+        base_coefficients = u_base * poisson.base_contrast(x, classes)
+        change += np.outer(base_coefficients, draws.fractions @ centred[always_in])
+        magnitude += np.abs(base_coefficients) * (draws.fractions @ scales[always_in])
 
-        half = np.sqrt(weights)  # multiplied into the vectors before squaring: squares are finite
+        root_weights = np.sqrt(
+            weights
+        )  # multiplied into the vectors before squaring: squares are finite
         units = draws.term_rounding * (1.0 + np.abs(np.log(weights)))
-        square, errors = squared_norms_with_errors(half[:, None] * change, half * magnitude, units)
+        square, errors = squared_norms_with_errors(
+            root_weights[:, None] * change, root_weights * magnitude, units
+        )
         scatter *= weights
 
         return integral_with_error(np.ones(len(x)), square + scatter, errors + units * scatter)
 
 
 def _inclusion_coefficients(
-    classes: poisson.IncludedClasses, x: FloatArray, part: slice
+    classes: poisson.IncludedClasses, x: FloatArray, chunk: slice
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return u e (psi - psi_R), (B27), its magnitude, and u**2 pi (1 - pi) (w / f)**2 exp(-u w).
 
-    The three arrays are (K, classes in the slice `part`), at K nodes `x` = log u.
+    The three arrays are (K, classes in the slice `chunk`), at K nodes `x` = log u.
 
     With y = u w, exp(-y) - exp(-y_R) loses digits if w is near W. So for |y - y_R| < 1 it is
     exp(-y_R) expm1(-(y - y_R)), where y - y_R is computed as kappa (y + y_R). Otherwise it is the
     difference.
     """
     x = x[:, None]
-    pi = classes.pi[part]
+    pi = classes.pi[chunk]
     pi_ref = classes.pi_ref
 
-    y = np.exp(np.minimum(x + classes.log_w[part], LARGEST_LOG))
+    y = np.exp(np.minimum(x + classes.log_w[chunk], LARGEST_LOG))
     y_ref = np.exp(np.minimum(x + classes.log_w_ref, LARGEST_LOG))
-    away = classes.kappa[part] * (y + y_ref)  # y - y_ref
+    y_difference = classes.kappa[chunk] * (y + y_ref)  # y - y_ref
 
     decay = np.exp(-y)
     decay_ref = np.exp(-y_ref)
-    near = np.abs(away) < 1.0
-    drop = np.where(near, decay_ref * np.expm1(-np.where(near, away, 0.0)), decay - decay_ref)
+    is_near = np.abs(y_difference) < 1.0
+    decay_difference = np.where(
+        is_near, decay_ref * np.expm1(-np.where(is_near, y_difference, 0.0)), decay - decay_ref
+    )
 
     factor = (1.0 - pi) + pi * decay
     factor_ref = (1.0 - pi_ref) + pi_ref * decay_ref
-    of_decay = (1.0 - pi) * drop
-    of_pi = (pi_ref - pi) * np.expm1(-y_ref) * decay
+    decay_term = (1.0 - pi) * decay_difference
+    pi_term = (pi_ref - pi) * np.expm1(-y_ref) * decay
 
-    rise = (of_decay + of_pi) / (factor * factor_ref)
-    magnitude = pi * y * ((np.abs(of_decay) + np.abs(of_pi)) / (factor * factor_ref))
-    second = pi * (1.0 - pi) * y * (y * decay / factor) / factor
-    return pi * y * rise, magnitude, second
+    difference = (decay_term + pi_term) / (factor * factor_ref)
+    magnitude = pi * y * ((np.abs(decay_term) + np.abs(pi_term)) / (factor * factor_ref))
+    scatter_coefficients = pi * (1.0 - pi) * y * (y * decay / factor) / factor
+    return pi * y * difference, magnitude, scatter_coefficients

@@ -213,7 +213,7 @@ def check_class_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[
 def _squared_bias(row: ExampleBias, vectors: FloatArray) -> tuple[float, float]:
     """Return the squared norm of the bias of the gradient in h, and its error, for tau = 1."""
     # subtract the most probable class's vector: as the bias sums to 0, the result is the same
-    apart = vectors - vectors[np.argmax(row.probs)]
-    max_distance = float(np.sqrt(squared_norms(apart).max()))
+    offsets = vectors - vectors[np.argmax(row.probs)]
+    max_distance = float(np.sqrt(squared_norms(offsets).max()))
     rounding = EPS * (len(row.bias) + 8) * float(np.abs(row.bias).sum())
-    return squared_norm_with_error(row.bias @ apart, (row.error + rounding) * max_distance)
+    return squared_norm_with_error(row.bias @ offsets, (row.error + rounding) * max_distance)

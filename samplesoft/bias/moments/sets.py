@@ -29,9 +29,11 @@ from samplesoft.bias.without_replacement.terms import (
 )
 
 _CLASSES_PER_CHUNK = 2048
-# relative, of the parts that nodes in t and points on circles leave out
+
+# relative error, because the nodes in t and the points on circles end before the integrand is 0
 _TRUNCATION = 1e-18
-# the nodes in u end when all following ones add less than this fraction
+
+# no more nodes in u are used if they would add less than this fraction of the sum
 _CONVERGED = 1e-19
 
 
@@ -43,20 +45,21 @@ def set_mean_square(example: Example, inputs: Inputs, centred: FloatArray) -> tu
     """
     logits, label, _ = example
     race, drawn = set_distribution(example, inputs.num_sampled, inputs.scheme)
-    in_sum = np.append(drawn, label) if inputs.scheme.label_in_sum else drawn
-    largest = float(squared_norms(centred[in_sum]).max())
+    sum_classes = np.append(drawn, label) if inputs.scheme.label_in_sum else drawn
+    largest = float(squared_norms(centred[sum_classes]).max())
     if not isinstance(race, ExponentialRace) or largest == 0.0:
         return 0.0, 0.0
 
-    divisors, coarse = np.ones((2, len(logits)))
-    divisors[drawn], coarse[drawn] = race.inclusion
+    divisors, coarse_divisors = np.ones((2, len(logits)))
+    divisors[drawn], coarse_divisors[drawn] = race.inclusion
     weights = make_weights(logits, label, inputs.scheme, divisors)
 
     terms = weights.terms(drawn[race.order], race.inclusion[0][race.order])
     unit = relative_term_error(terms.max_log_magnitude)
-    units = unit + np.minimum(np.abs(coarse / divisors - 1.0), 1.0) ** 1.5
+    units = unit + np.minimum(np.abs(coarse_divisors / divisors - 1.0), 1.0) ** 1.5
 
-    # two more columns: ones, as a check, because (sum p')**2 is 1; and error bounds of the vectors
+    # Two columns are added to the vectors: ones, as a check, because (sum_i p'_i)**2 is 1; and
+    # error bounds of the vectors.
     vector_errors = units * rounding_scales(centred, weights.probs)
     columns = np.column_stack([centred, np.ones(len(vector_errors)), vector_errors])
     sums = _integrate_over_u(race, terms, columns[drawn[race.order]], columns[label], largest)
@@ -65,11 +68,10 @@ def set_mean_square(example: Example, inputs: Inputs, centred: FloatArray) -> tu
     mse = float(squares[0])
     root_of_error = math.sqrt(abs(float(sums.squares[0, 2])))
     error = root_of_error * (2.0 * math.sqrt(abs(mse)) + root_of_error) + _TRUNCATION * largest
-    error += (
-        unit + race.relative_error + 2.0 * abs(float(sums.squares[0, 1]) - 1.0)
-    ) * sums.magnitude
-    for other in squares[1:]:
-        error += estimate_error(abs(float(other) - mse), 0.0, abs(mse), 0.0)
+    check_error = 2.0 * abs(float(sums.squares[0, 1]) - 1.0)
+    error += (unit + race.relative_error + check_error) * sums.magnitude
+    for coarse_square in squares[1:]:
+        error += estimate_error(abs(float(coarse_square) - mse), 0.0, abs(mse), 0.0)
 
     return mse, error
 
@@ -80,11 +82,11 @@ class _ExpectedSquares(NamedTuple):
     The groups are the d columns of the class vectors, a column of ones, and a column of errors.
     """
 
-    # (3, 3): a row for all nodes, for every second node in u, and for every second node in t;
-    # a column for each group
+    # (3, 3), with a column for each group, and the rows: by all nodes, by every second node in u,
+    # and by every second node in t
     squares: FloatArray
-    # sum of the magnitudes of the terms of squares[0, 0], for its rounding error
-    magnitude: float
+
+    magnitude: float  # sum of the magnitudes of the terms of squares[0, 0]
 
 
 def _integrate_over_u(
@@ -113,20 +115,21 @@ def _integrate_over_u(
         if integrand_changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, LARGEST_EXPONENT))
             circles = race.make_circles(decay[:-1], saddles)
+
             survival = 0.0
             base = math.exp(-decay[-1])
             if circles is not None and base > 0.0:
-                at_times = _integrands_at_times(
+                integrands = _integrands_at_times(
                     race, circles, decay[:-1], vectors, squares, decay[-1] * label_vector
                 )
-
-                over_t = base * (race.t_weights @ at_times)
+                integrals = base * (race.t_weights @ integrands)
                 survival = base * float(race.t_weights[0] @ circles.density)
-                sums += node.weights[:, None] * over_t[[0, 0, 1], :3]
-                magnitude += float(node.weights[0] * over_t[0, 3])
+                sums += node.weights[:, None] * integrals[[0, 0, 1], :3]
+                magnitude += float(node.weights[0] * integrals[0, 3])
 
-        # The remaining nodes add about survival * largest. Compare this with the sum itself: it is
-        # far below `largest` if one class has most of the mass, and only sets without it matter.
+        # The remaining nodes add about survival * largest. This is compared with the sum itself,
+        # which is far below `largest` if one class has most of the mass: then only the sets without
+        # this class matter.
         converged = survival * largest <= _CONVERGED * abs(sums[0, 0]) or survival < MIN_SQUARE
         nodes_left = nodes_left - 1 if converged else 2
         if not nodes_left:
@@ -151,18 +154,18 @@ def _integrands_at_times(
     """Return the integrands at each time t for the three groups of columns, (T, 4).
 
     The fourth column is the sum of the magnitudes of the terms of the first column. `decay` (N,) is
-    u times the weights w of the classes. `vectors` (N, d + 2) are the rows of the classes in the
-    three groups, and `squares` (N, 3) their squares, summed within each group. `label_vector`
+    u times the weights w of the classes. `vectors` (N, d + 2) has a row for each class, and
+    `squares` (N, 3) the squares of its entries, summed within each group of columns. `label_vector`
     (d + 2,) is the row of the label, times u times the label's fixed term.
     """
     # unused points are 0: all points of a circle with density 0, and those beyond its last point
-    nonzero = circles.point_values[:, 0] ** 2 + circles.point_values[:, 1] ** 2 > 0.5
+    is_used = circles.point_values[:, 0] ** 2 + circles.point_values[:, 1] ** 2 > 0.5
     terms = np.zeros((len(race.t), 4))
 
-    def add_terms_of_times(part: slice) -> None:
-        time, point = np.nonzero(nonzero[part])
-        x, y, real, imag, rate, rate_y = circles.point_values[part][time, :, point].T
-        circle_points = race.t[part], circles.log_r[part], time, x, y
+    def add_terms_of_times(times: slice) -> None:
+        time, point = np.nonzero(is_used[times])
+        x, y, real, imag, rate, rate_y = circles.point_values[times][time, :, point].T
+        circle_points = race.t[times], circles.log_radius[times], time, x, y
 
         first = np.zeros((4, len(x), len(label_vector)))
         second = np.zeros((4, len(x), 3))
@@ -182,12 +185,12 @@ def _integrands_at_times(
         hazard = (rate + 1j * rate_y)[:, None]
         cross = 2.0 * _sum_column_groups(mean * last)
 
-        value = hazard * (_sum_column_groups(mean * mean) + scatter) - cross + last_scatter
+        values = hazard * (_sum_column_groups(mean * mean) + scatter) - cross + last_scatter
         magnitude = np.abs(hazard) * (_sum_column_groups(np.abs(mean) ** 2) + np.abs(scatter))
         magnitude += np.abs(cross) + np.abs(last_scatter)
 
-        np.add.at(terms[part, :3], time, (term * value).real)
-        np.add.at(terms[part, 3], time, (np.abs(term) * magnitude)[:, 0])
+        np.add.at(terms[times, :3], time, (term * values).real)
+        np.add.at(terms[times, 3], time, (np.abs(term) * magnitude)[:, 0])
 
     thread_for_each(
         add_terms_of_times, chunks(len(race.t), max(4, _CLASSES_PER_CHUNK // len(decay)))
@@ -201,7 +204,7 @@ def _write_class_terms(
     decay: FloatArray,
     shift: FloatArray,
     t: FloatArray,
-    log_r: FloatArray,
+    log_radius: FloatArray,
     time: IntArray,
     x: FloatArray,
     y: FloatArray,
@@ -214,16 +217,16 @@ def _write_class_terms(
     phi is the complex counterpart of the probability that the class is in the set.
 
     `x` and `y` (K,) are the points x + i y on the unit circle, and `time` (K,) their indices in `t`
-    and `log_r`. `decay` (N,) is u w, and `shift` (N,) is `Circles.decay`.
+    and `log_radius`. `decay` (N,) is u w, and `shift` (N,) is `Circles.decay`.
     """
     hit_prob = np.empty(len(q))
     miss_prob = np.empty(len(q))
-    last_time = -1
+    previous_time = -1
     for k in range(len(x)):
-        if time[k] != last_time:
-            last_time = time[k]
+        if time[k] != previous_time:
+            previous_time = time[k]
             for j in range(len(q)):
-                log_odds = log_r[last_time] + log_ring_odds(q[j] * t[last_time]) - shift[j]
+                log_odds = log_radius[time[k]] + log_ring_odds(q[j] * t[time[k]]) - shift[j]
                 hit_prob[j], miss_prob[j] = ring_probabilities(log_odds)
 
         for j in range(len(q)):
@@ -235,14 +238,12 @@ def _write_class_terms(
             # phi, and phi (1 - phi)
             a = hit_prob[j] * (x[k] * u + y[k] * v) * inverse
             b = hit_prob[j] * (y[k] * u - x[k] * v) * inverse
-            rest = miss_prob[j] * inverse
-
-            c, d = rest * (a * u + b * v), rest * (b * u - a * v)
+            inverse_miss = miss_prob[j] * inverse
+            c, d = inverse_miss * (a * u + b * v), inverse_miss * (b * u - a * v)
             out[0, k, j], out[1, k, j] = w * a, w * b
-            out[2, k, j], out[3, k, j] = rate * w * c, rate * w * d
 
+            out[2, k, j], out[3, k, j] = rate * w * c, rate * w * d
             c, d = w * (w * c), w * (w * d)
             out[4, k, j], out[5, k, j] = c, d
-
             a, b = 2.0 * a - 1.0, 2.0 * b
             out[6, k, j], out[7, k, j] = rate * (c * a - d * b), rate * (c * b + d * a)

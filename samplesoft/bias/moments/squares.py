@@ -60,8 +60,8 @@ def squared_norms_with_errors(
     are their relative errors.
     """
     square = squared_norms(change)
-    moved = units * magnitude
-    return square, moved * (2.0 * np.sqrt(square) + moved) + units * square
+    error_norms = units * magnitude
+    return square, error_norms * (2.0 * np.sqrt(square) + error_norms) + units * square
 
 
 def sum_over_classes(
@@ -79,16 +79,24 @@ def sum_over_classes(
     The three results have the shapes (K, d), (K,) or (K, k), and (K,).
     """
     squares = squared_norms(centred)
-    num = (num_nodes,)
+    node_shape = (num_nodes,)
 
-    sums = np.zeros(num + centred.shape[1:]), np.zeros(num + scales.shape[1:]), np.zeros(num)
+    sums = (
+        np.zeros(node_shape + centred.shape[1:]),
+        np.zeros(node_shape + scales.shape[1:]),
+        np.zeros(node_shape),
+    )
 
-    def sum_slice(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
-        rise, magnitude, second = class_terms(part)
-        return rise @ centred[part], magnitude @ scales[part], second @ squares[part]
+    def sum_slice(chunk: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
+        coefficients, magnitude, square_coefficients = class_terms(chunk)
+        return (
+            coefficients @ centred[chunk],
+            magnitude @ scales[chunk],
+            square_coefficients @ squares[chunk],
+        )
 
-    parts = chunks(len(centred), max(1, _TERMS_PER_CHUNK // num_nodes))
-    for chunk_sums in thread_map(sum_slice, parts):
+    slices = chunks(len(centred), max(1, _TERMS_PER_CHUNK // num_nodes))
+    for chunk_sums in thread_map(sum_slice, slices):
         for total, chunk_sum in zip(sums, chunk_sums, strict=True):
             total += chunk_sum
 

@@ -44,8 +44,8 @@ def make_grid(
     # The integrand decays double exponentially in log v at the right end. The substitution
     # log v = z - exp(-z) makes it decay double exponentially at the left end, too.
     z = np.arange(_FIRST_Z, _FIRST_Z + span + step, step)
-    early = np.exp(-z)
-    return z - early - log_largest, step * (1.0 + early)
+    left_tail = np.exp(-z)
+    return z - left_tail - log_largest, step * (1.0 + left_tail)
 
 
 def require_few_nodes(span: float) -> None:

@@ -31,8 +31,8 @@ class Sum:
         Their shapes must broadcast to the shape of the sum, or, for an empty sum, define it.
         """
         high = self._high + value
-        added = high - self._high
-        self._low = self._low + ((self._high - (high - added)) + (value - added)) + low
+        increment = high - self._high
+        self._low = self._low + ((self._high - (high - increment)) + (value - increment)) + low
         self._high = high
 
     def merge(self, other: Sum) -> None:
@@ -91,11 +91,11 @@ class LogSum:
 
     def add(self, top: float, exps: Sum) -> None:
         """Add exp(`top`) times the sum `exps`."""
-        higher = max(self.top, top)
-        if self.top < higher:
-            self.exps = self.exps.times(math.exp(self.top - higher))
-        self.exps.merge(exps.times(math.exp(top - higher)) if top < higher else exps)
-        self.top = higher
+        largest = max(self.top, top)
+        if self.top < largest:
+            self.exps = self.exps.times(math.exp(self.top - largest))
+        self.exps.merge(exps.times(math.exp(top - largest)) if top < largest else exps)
+        self.top = largest
 
     def merge(self, other: LogSum) -> None:
         """Add the sum `other`."""
@@ -147,20 +147,20 @@ def weighted_median(values: FloatArray, weights: FloatArray) -> int:
         values = values[ids]
         weights = weights[ids]
 
-    half = 0.5 * float(weights.sum())
-    below = 0.0
+    half_weight = 0.5 * float(weights.sum())
+    weight_below = 0.0
     if len(ids) > _HISTOGRAM_BINS and (low := values.min()) < (high := values.max()):
         bins = ((values - low) / (high - low) * (_HISTOGRAM_BINS - 1)).astype(np.int16)
         masses = np.bincount(bins, weights, _HISTOGRAM_BINS).cumsum()
-        median_bin = min(int(masses.searchsorted(half)), _HISTOGRAM_BINS - 1)
-        below = float(masses[median_bin - 1]) if median_bin > 0 else 0.0
+        median_bin = min(int(masses.searchsorted(half_weight)), _HISTOGRAM_BINS - 1)
+        weight_below = float(masses[median_bin - 1]) if median_bin > 0 else 0.0
 
-        inside = (bins == median_bin).nonzero()[0]
-        ids = ids[inside]
-        values = values[inside]
-        weights = weights[inside]
+        ids_in_bin = (bins == median_bin).nonzero()[0]
+        ids = ids[ids_in_bin]
+        values = values[ids_in_bin]
+        weights = weights[ids_in_bin]
 
     order = values.argsort(kind="stable")
-    position = (below + weights[order].cumsum()).searchsorted(half)
+    position = (weight_below + weights[order].cumsum()).searchsorted(half_weight)
     equal = (values == values[order[min(int(position), len(order) - 1)]]).nonzero()[0]
     return int(ids[equal[weights[equal].argmax()]])

@@ -72,9 +72,9 @@ class ReplacementDraws:
         self, decay: FloatArray, saddles: list[FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
         """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D) N_k]`` (2, N) for N_k draws of class k."""
-        one = self._q * np.exp(-decay)
-        total = float(one.sum())
-        return np.full(2, total**self._m), np.stack([self._m * one * total ** (self._m - 1)] * 2)
+        terms = self._q * np.exp(-decay)
+        total = float(terms.sum())
+        return np.full(2, total**self._m), np.stack([self._m * terms * total ** (self._m - 1)] * 2)
 
 
 class AllClassesDrawn:
@@ -88,8 +88,8 @@ class AllClassesDrawn:
         self, decay: FloatArray, saddles: list[FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
         """Return exp(-D) (2,) and its copies (2, N), D the sum of `decay`: nothing is random."""
-        every = math.exp(-float(decay.sum()))
-        return np.full(2, every), np.full((2, len(decay)), every)
+        exponential = math.exp(-float(decay.sum()))
+        return np.full(2, exponential), np.full((2, len(decay)), exponential)
 
 
 def expected_probs_and_log_sum(
@@ -97,12 +97,13 @@ def expected_probs_and_log_sum(
 ) -> SetExpectations:
     """Return expectations of p' and log S, with S the label's fixed term plus the draws of strata.
 
-    `groups` are the distributions of the draws, independent between strata. `terms` are the terms
-    of the classes of all strata in this order, followed by the label's fixed term. `rule` gives the
-    nodes in log u: `double_exponential_node` (the default) or `equidistant_node`.
+    `groups` are the distributions of the draws from each stratum; strata are independent. `terms`
+    are the terms of the classes of all strata in this order, followed by the label's fixed term.
+    `rule` chooses the nodes in log u: `double_exponential_node` (the default) or
+    `equidistant_node`.
     """
     edges = np.cumsum([0, *(len(group.inclusion[0]) for group in groups)])
-    parts = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
+    slices = [slice(*pair) for pair in zip(edges[:-1], edges[1:], strict=True)]
     reference, log_scale = log_mean_and_scale(terms)
 
     expected_probs = np.zeros((3, edges[-1]))
@@ -115,49 +116,49 @@ def expected_probs_and_log_sum(
 
     saddles: list[list[FloatArray]] = [[] for _ in groups]
     survival = np.ones(2)
-    left = 2
+    nodes_left = 2
 
     for node in quadrature_nodes(terms, reference, log_scale, rule or double_exponential_node):
         members = np.zeros((2, edges[-1]))
-        of_base = np.zeros(2)
-        weight, even, _ = node.weights
+        base_term = np.zeros(2)
+        weight, even_weight, _ = node.weights
 
         if integrand_changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, _LARGEST_LOG_DECAY))
-            found = [
-                group.expect_exponentials(decay[part], before)
-                for group, part, before in zip(groups, parts, saddles, strict=True)
+            expectations = [
+                group.expect_exponentials(decay[classes], previous_saddles)
+                for group, classes, previous_saddles in zip(groups, slices, saddles, strict=True)
             ]
 
             survival = np.full(2, math.exp(-decay[-1]))
-            for one, _ in found:
-                survival = survival * one
+            for factor, _ in expectations:
+                survival = survival * factor
 
-            for g, part in enumerate(parts):
-                rest = np.full(2, math.exp(-decay[-1]))
-                for h, (one, _) in enumerate(found):
-                    rest *= one if h != g else 1.0
-                members[:, part] = found[g][1] * rest[:, None]
+            for g, classes in enumerate(slices):
+                other_factor = np.full(2, math.exp(-decay[-1]))
+                for h, (factor, _) in enumerate(expectations):
+                    other_factor *= factor if h != g else 1.0
+                members[:, classes] = expectations[g][1] * other_factor[:, None]
 
             members *= decay[:-1]
-            of_base = decay[-1] * survival
+            base_term = decay[-1] * survival
 
-        fall = math.exp(-math.exp(min(node.log_mean, _LARGEST_LOG_DECAY))) - survival
+        log_sum_term = math.exp(-math.exp(min(node.log_mean, _LARGEST_LOG_DECAY))) - survival
         log_sum_rounding += weight * relative_error * survival[0]
-        log_sum_magnitude += weight * abs(float(fall[0]))
+        log_sum_magnitude += weight * abs(float(log_sum_term[0]))
 
-        for total, one in (
+        for total, term in (
             (expected_probs, members),
-            (expected_base_prob, of_base),
-            (expected_log_sum, fall),
+            (expected_base_prob, base_term),
+            (expected_log_sum, log_sum_term),
         ):
-            total[0] += weight * one[0]
-            total[1] += even * one[0]
-            total[2] += weight * one[1]
+            total[0] += weight * term[0]
+            total[1] += even_weight * term[0]
+            total[2] += weight * term[1]
 
         # take one node more than needed, because the next one may be missing in half of the nodes
-        left = left - 1 if survival[0] < _MIN_SURVIVAL and node.log_mean > 4.0 else 2
-        if not left:
+        nodes_left = nodes_left - 1 if survival[0] < _MIN_SURVIVAL and node.log_mean > 4.0 else 2
+        if not nodes_left:
             break
 
     return SetExpectations(

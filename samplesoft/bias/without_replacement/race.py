@@ -30,7 +30,7 @@ from samplesoft.bias.without_replacement.race_kernels import (
     MAX_EXP_AGE,
     MAX_EXPONENT,
     MAX_HALF_CIRCLE_POINTS,
-    MAX_LOG_R_SHIFT,
+    MAX_LOG_RADIUS_SHIFT,
     NUM_POWERS,
     add_heavy_members,
     add_light_members,
@@ -42,12 +42,14 @@ from samplesoft.samplers.without_replacement import SuccessiveInclusion
 
 # only nodes in t with a larger log density determine the step in log t
 _MIN_LOG_DENSITY_OF_STEP = -12.0
+
 _MAX_LOG_T_STEP = 0.17
 _CLASSES_PER_CHUNK = 1 << 14
 _TIMES_PER_CHUNK = 4
 _HEAVY_CLASSES_PER_CHUNK = 256
 _MAX_CIRCLE_UPDATES = 1000
-_MAX_LOG_R_STEP = 0.5  # largest change of log r by extrapolation
+_MAX_LOG_RADIUS_STEP = 0.5  # largest change of the log radius by extrapolation
+
 # smaller inclusion probabilities are computed by `SuccessiveInclusion`, not from the nodes in t
 _MIN_PROB_BY_NODES = 1e-9
 
@@ -63,8 +65,8 @@ class ExponentialRace:
         self.q = q[self.order] / q.sum()
         self._m = m
         try:
-            self.t, self._log_r, step = _time_grid(self.q, m)
-        except OverflowError:  # the last rings come at times near 1 / q
+            self.t, self._log_radius, step = _time_grid(self.q, m)
+        except OverflowError:  # the last clocks ring at times near 1 / q
             raise ValueError(
                 f"`q` must be at least 1e-300 of the sum of what is drawn beside it, got "
                 f"{self.q[-1]:.2g}; mix the proposal with a little of the uniform distribution."
@@ -83,10 +85,10 @@ class ExponentialRace:
         self._total_prob, members = self.expect_exponentials(np.zeros(len(q)), [])
         self.relative_error = 8.0 * EPS + 2.0 * abs(float(self._total_prob[0]) - 1.0)
         self.inclusion_by_nodes = members[0].copy()
-        rare = members[0] < _MIN_PROB_BY_NODES  # times beyond the last node may matter for them
-        if rare.any():
-            ids = np.flatnonzero(rare)[None]
-            members[:, rare] = SuccessiveInclusion(np.log(q), m).of_classes(ids, np.array([-1]))
+        is_rare = members[0] < _MIN_PROB_BY_NODES  # times beyond the last node may matter for them
+        if is_rare.any():
+            ids = np.flatnonzero(is_rare)[None]
+            members[:, is_rare] = SuccessiveInclusion(np.log(q), m).of_classes(ids, np.array([-1]))
 
         # (2, N) inclusion probabilities: by all nodes in t, and by every second node
         self.inclusion = members
@@ -111,45 +113,46 @@ class ExponentialRace:
         members = np.zeros((2, len(self.q)))
         heavy_members = np.zeros((2, len(classes.heavy_q)))
 
-        def add_light(part: slice) -> None:
+        def add_light(chunk: slice) -> None:
             add_light_members(
-                self.q[part],
-                circles.weights[part],
+                self.q[chunk],
+                circles.weights[chunk],
                 self.t,
-                classes.r,
-                classes.heavy[part],
-                classes.num_powers[_tiles_of_slice(part)],
+                classes.radius,
+                classes.is_heavy[chunk],
+                classes.num_powers[_tiles_of_slice(chunk)],
                 circles.series,
                 self.t_weights,
-                members[:, part],
+                members[:, chunk],
             )
 
-        def add_heavy(part: slice) -> None:
+        def add_heavy(chunk: slice) -> None:
             add_heavy_members(
-                classes.heavy_q[part],
-                classes.heavy_decay[part],
+                classes.heavy_q[chunk],
+                classes.heavy_decay[chunk],
                 self.t,
-                circles.log_r,
+                circles.log_radius,
                 circles.point_values,
                 self.t_weights,
-                heavy_members[:, part],
+                heavy_members[:, chunk],
             )
 
         thread_for_each(add_light, chunks(len(self.q), _CLASSES_PER_CHUNK))
         thread_for_each(add_heavy, chunks(len(classes.heavy_q), _HEAVY_CLASSES_PER_CHUNK))
 
-        members[:, classes.heavy] = heavy_members
+        members[:, classes.is_heavy] = heavy_members
         members[:, self.order] = members / self._total_prob[:, None]
         return self.t_weights @ circles.density / self._total_prob, members
 
     def make_circles(self, decay: FloatArray, saddles: list[FloatArray]) -> Circles | None:
-        """Return the circles in z at all times t, or None if ``E[exp(-D)]`` underflows.
+        """Return the circle in z over which to integrate at each time t.
 
-        `decay` (N,) is u times the weights of the classes, which are sorted by `order`. Its m-th
-        smallest value is subtracted from all, so that log r changes little between calls. `saddles`
-        is read and changed in place, see `expect_exponentials`.
+        Returns None if ``E[exp(-D)]`` underflows, with D as in `expect_exponentials`. `decay` (N,)
+        is u times the weight of each class, for the classes in the order `self.order`. The m-th
+        smallest decay is subtracted from all decays, so that the log radius changes little between
+        calls. `saddles` is read and changed in place, see `expect_exponentials`.
         """
-        log_r = _extrapolate_saddles(saddles) if saddles else self._log_r
+        log_radius = _extrapolate_saddles(saddles) if saddles else self._log_radius
         m = self._m
         num_times = len(self.t)
 
@@ -157,123 +160,134 @@ class ExponentialRace:
         circles = None
         if level <= MAX_EXPONENT:
             weights = np.exp(np.minimum(level - decay, MAX_EXPONENT))
-            classes = self._separate_light_and_heavy(weights, decay - level, log_r)
+            classes = self._separate_light_and_heavy(weights, decay - level, log_radius)
             for _ in range(_MAX_CIRCLE_UPDATES):
-                if np.abs(classes.log_r_shift).max() <= MAX_LOG_R_SHIFT:
+                if np.abs(classes.log_radius_shift).max() <= MAX_LOG_RADIUS_SHIFT:
                     break
-                log_r = classes.log_r + classes.log_r_shift
-                classes = self._separate_light_and_heavy(weights, decay - level, log_r)
+                log_radius = classes.log_radius + classes.log_radius_shift
+                classes = self._separate_light_and_heavy(weights, decay - level, log_radius)
 
             # values at the points of each circle, and power sums for the terms of light classes
             values = np.zeros((num_times, 6, MAX_HALF_CIRCLE_POINTS))
             series = np.zeros((2, num_times, NUM_POWERS + 1))
             density = np.empty(num_times)
 
-            def integrate_times(part: slice) -> None:
-                density[part] = integrate_circles(
+            def integrate_times(times: slice) -> None:
+                density[times] = integrate_circles(
                     classes.heavy_q,
                     classes.heavy_decay,
                     m,
                     level,
                     len(self.q),
-                    self.t[part],
-                    classes.log_r[part],
-                    classes.log_r_shift[part],
-                    classes.odds_power_sums[:, part],
-                    values[part],
-                    series[:, part],
+                    self.t[times],
+                    classes.log_radius[times],
+                    classes.log_radius_shift[times],
+                    classes.odds_power_sums[:, times],
+                    values[times],
+                    series[:, times],
                 )
 
             thread_for_each(integrate_times, chunks(num_times, _TIMES_PER_CHUNK))
-            log_r = classes.log_r + classes.log_r_shift
-            largest = np.abs(log_r + level)[density > 0.0].max(initial=0.0)
-            self.max_exponent = max(self.max_exponent, m * float(largest))
+            log_radius = classes.log_radius + classes.log_radius_shift
+            max_log_radius = np.abs(log_radius + level)[density > 0.0].max(initial=0.0)
+            self.max_exponent = max(self.max_exponent, m * float(max_log_radius))
 
             circles = Circles(
                 weights=weights,
                 decay=decay - level,
-                log_r=log_r,
+                log_radius=log_radius,
                 point_values=values,
                 series=series,
                 density=density,
                 classes=classes,
             )
 
-        saddles[:] = [*saddles[-2:], log_r]
+        saddles[:] = [*saddles[-2:], log_radius]
         return circles
 
     def time_quadrature_errors(self) -> tuple[float, float]:
         """Return bounds on the two errors of the nodes in t: of the rule, and of the truncation.
 
-        The first is the relative error (B86) of the trapezoid rule in log t for any set. The second
-        is an absolute error in probability, from Chernoff's bounds on the probability that ring
-        m + 1 is before the first node or after the last.
+        The error of the rule is relative, and holds for any set (B86). The error of the truncation
+        is absolute, in probability: Chernoff's bounds limit the probability that ring m + 1 comes
+        before the first node or after the last.
         """
         step = float(self.t_weights[0, 0])
-        sides = self._m + 1
+        num_rings = self._m + 1
 
-        angle = math.atan(2.0 * math.pi / (step * sides))  # minimises the bound (B86)
+        angle = math.atan(2.0 * math.pi / (step * num_rings))  # minimises the bound (B86)
         turn = 2.0 * math.pi * angle / step
-        rule = 2.0 * math.exp(-turn - sides * math.log(math.cos(angle))) / -math.expm1(-turn)
-
-        left_out = 0.0
+        rule_error = (
+            2.0 * math.exp(-turn - num_rings * math.log(math.cos(angle))) / -math.expm1(-turn)
+        )
 
         # P(more than m rings before the first node) and P(at most m rings by the last)
-        for k, number, sign in (0, sides, 1.0), (-1, self._m, -1.0):
+        truncation = 0.0
+        for k, number, sign in (0, num_rings, 1.0), (-1, self._m, -1.0):
             t = self.t[k]
-            log_r = max(sign * _find_saddle(self.q, t, number - 0.5, self._log_r[k])[0], 0.0) * sign
+            log_saddle = _find_saddle(self.q, t, number - 0.5, self._log_radius[k])[0]
+            log_radius = max(sign * log_saddle, 0.0) * sign
 
             with np.errstate(divide="ignore"):
                 log_rung = np.log(-np.expm1(-self.q * t))
-            log_factors = np.logaddexp(-self.q * t, log_r + log_rung)
-            left_out += math.exp(min(float(log_factors.sum()) - number * log_r, 0.0))
+            log_factors = np.logaddexp(-self.q * t, log_radius + log_rung)
+            truncation += math.exp(min(float(log_factors.sum()) - number * log_radius, 0.0))
 
-        return rule, (1.0 + step * (sides + 1)) * left_out
+        return rule_error, (1.0 + step * (num_rings + 1)) * truncation
 
     def _separate_light_and_heavy(
-        self, weights: FloatArray, decay: FloatArray, log_r: FloatArray
+        self, weights: FloatArray, decay: FloatArray, log_radius: FloatArray
     ) -> _LightAndHeavy:
         """Separate light from heavy classes, and sum the powers of the odds of the light ones.
 
-        The odds are those on circles of radius exp(log_r), with `log_r` (T,). `weights` (N,) are
-        exp(-decay) up to the limits of the exponent.
+        The odds are computed on circles of radius exp(`log_radius`), one for each of T times.
+        `weights` (N,) are exp(-`decay`), with the exponent clipped.
         """
         q = self.q
         t = self.t
-        r = np.exp(np.clip(log_r, -MAX_EXPONENT, MAX_EXPONENT))
+        radius = np.exp(np.clip(log_radius, -MAX_EXPONENT, MAX_EXPONENT))
 
-        heavy = np.zeros(len(q), np.bool_)
-        heavy[: self._num_always_heavy] = True
-        orders = np.zeros(-(-len(q) // CLASSES_PER_TILE), np.int64)
+        is_heavy = np.zeros(len(q), np.bool_)
+        is_heavy[: self._num_always_heavy] = True
+        num_powers = np.zeros(-(-len(q) // CLASSES_PER_TILE), np.int64)
 
-        parts = list(chunks(len(q), _CLASSES_PER_CHUNK))
-        sums = np.zeros((len(parts), 2, len(t), NUM_POWERS + 1))
+        slices = list(chunks(len(q), _CLASSES_PER_CHUNK))
+        sums = np.zeros((len(slices), 2, len(t), NUM_POWERS + 1))
 
-        def add(number: int) -> None:
-            part = parts[number]
-            tiles = orders[_tiles_of_slice(part)]
-            add_light_powers(q[part], weights[part], t, r, heavy[part], tiles, sums[number])
+        def add_chunk(index: int) -> None:
+            chunk = slices[index]
+            tiles = num_powers[_tiles_of_slice(chunk)]
+            add_light_powers(
+                q[chunk], weights[chunk], t, radius, is_heavy[chunk], tiles, sums[index]
+            )
 
-        thread_for_each(add, range(len(parts)))
-        total = sums.sum(axis=0)
-        shift = np.empty(len(t))
-        heavy_q = q[heavy]
-        heavy_decay = decay[heavy]
+        thread_for_each(add_chunk, range(len(slices)))
 
-        def find_saddles_at_times(part: slice) -> None:
+        power_sums = sums.sum(axis=0)
+        log_radius_shift = np.empty(len(t))
+        heavy_q = q[is_heavy]
+        heavy_decay = decay[is_heavy]
+
+        def find_saddles_at_times(times: slice) -> None:
             find_saddles(
-                heavy_q, heavy_decay, self._m, t[part], log_r[part], total[:, part], shift[part]
+                heavy_q,
+                heavy_decay,
+                self._m,
+                t[times],
+                log_radius[times],
+                power_sums[:, times],
+                log_radius_shift[times],
             )
 
         thread_for_each(find_saddles_at_times, chunks(len(t), _TIMES_PER_CHUNK))
 
         return _LightAndHeavy(
-            log_r=log_r,
-            r=r,
-            log_r_shift=shift,
-            odds_power_sums=total,
-            heavy=heavy,
-            num_powers=orders,
+            log_radius=log_radius,
+            radius=radius,
+            log_radius_shift=log_radius_shift,
+            odds_power_sums=power_sums,
+            is_heavy=is_heavy,
+            num_powers=num_powers,
             heavy_q=heavy_q,
             heavy_decay=heavy_decay,
         )
@@ -283,13 +297,11 @@ class Circles(NamedTuple):
     """Circles in z through the saddle points at the T times t, and values at their points."""
 
     weights: FloatArray  # (N,) exp(-decay)
-    # (N,) u times each class's weight, minus the m-th smallest of these
-    decay: FloatArray
-    log_r: FloatArray  # (T,) log of the radius
+    decay: FloatArray  # (N,) u times the weight of each class, minus the m-th smallest product
+    log_radius: FloatArray  # (T,)
     point_values: FloatArray  # (T, 6, points) see `integrate_circles`
     series: FloatArray  # (2, T, powers) see `integrate_circles`
-    # (T,) density of ring m + 1 in log t, times exp(-D) of the set
-    density: FloatArray
+    density: FloatArray  # (T,) of ring m + 1 in log t, times exp(-D) of the set
     classes: _LightAndHeavy
 
 
@@ -299,72 +311,75 @@ class _LightAndHeavy(NamedTuple):
     A tile is a run of `CLASSES_PER_TILE` consecutive classes.
     """
 
-    log_r: FloatArray  # (T,) log of the radius for which the odds were computed
-    r: FloatArray  # (T,) this radius
-    log_r_shift: FloatArray  # (T,) log r of the saddle point minus `log_r`
+    log_radius: FloatArray  # (T,) of the circles for which the odds were computed
+    radius: FloatArray  # (T,) exp(log_radius), clipped
+    log_radius_shift: FloatArray  # (T,) log radius of the saddle point minus `log_radius`
     # (2, T, powers) sums over the light classes of the powers of their odds, and of q times these
     odds_power_sums: FloatArray
-    heavy: NDArray[np.bool_]  # (N,) whether a class is heavy
+    is_heavy: NDArray[np.bool_]  # (N,) whether a class is heavy
     num_powers: IntArray  # (tiles,) number of powers that matter for each tile
     heavy_q: FloatArray  # (H,) q of the heavy classes
     heavy_decay: FloatArray  # (H,) `Circles.decay` of the heavy classes
 
 
-def _tiles_of_slice(part: slice) -> slice:
+def _tiles_of_slice(classes: slice) -> slice:
     """Return the slice of tiles that covers a slice of classes."""
-    return slice(part.start // CLASSES_PER_TILE, -(-part.stop // CLASSES_PER_TILE))
+    return slice(classes.start // CLASSES_PER_TILE, -(-classes.stop // CLASSES_PER_TILE))
 
 
 def _extrapolate_saddles(saddles: list[FloatArray]) -> FloatArray:
-    """Return log r of the saddle points (T,) at the next u, extrapolated from previous `saddles`.
+    """Return the log radii (T,) of the saddle points at the next u, extrapolated from `saddles`.
 
     The last three entries of `saddles`, at equal distances in log u, are extrapolated by a
     parabola. If few classes can be in the set, the saddle is flat and the extrapolation unstable.
-    So the step is limited to `_MAX_LOG_R_STEP`.
+    So the step is limited to `_MAX_LOG_RADIUS_STEP`.
     """
     if len(saddles) < 3:
         return saddles[-1]
     step = 2.0 * saddles[-1] - 3.0 * saddles[-2] + saddles[-3]
-    return saddles[-1] + np.clip(step, -_MAX_LOG_R_STEP, _MAX_LOG_R_STEP)
+    return saddles[-1] + np.clip(step, -_MAX_LOG_RADIUS_STEP, _MAX_LOG_RADIUS_STEP)
 
 
 # --- the nodes in t ------------------------------------------------------------------------------
 
 
 def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
-    """Return nodes t (T,), log r of their saddle points (T,), and the step in log t.
+    """Return nodes t (T,), the log radii (T,) of their saddle points, and the step in log t.
 
     The nodes cover all times at which ring m + 1 has a density that matters.
     """
-    low, high = -math.log(len(q)) - 40.0, math.log(60.0) - math.log(q[-1])
-    while high - low > 1e-3:
-        middle = 0.5 * (low + high)
+    # bisect log t at which the expected number of rings is m + 1/2
+    log_low = -math.log(len(q)) - 40.0
+    log_high = math.log(60.0) - math.log(q[-1])
+    while log_high - log_low > 1e-3:
+        middle = 0.5 * (log_low + log_high)
         if _expected_rings(q, math.exp(middle)) < m + 0.5:
-            low = middle
+            log_low = middle
         else:
-            high = middle
+            log_high = middle
 
     step = _MAX_LOG_T_STEP
     while True:
-        nodes = {0: _find_saddle(q, math.exp(low), m, 0.0)}
+        nodes = {0: _find_saddle(q, math.exp(log_low), m, 0.0)}
 
         for side in -1, 1:
             k = 0
             while nodes[k][1] > LOG_TRUNCATION:
-                ahead = nodes[k][0]
+                log_radius = nodes[k][0]
                 if k:
-                    ahead += min(max(ahead - nodes[k - side][0], -3.0), 3.0)
+                    log_radius += min(max(log_radius - nodes[k - side][0], -3.0), 3.0)
                 k += side
-                nodes[k] = _find_saddle(q, math.exp(low + k * step), m, ahead)
+                nodes[k] = _find_saddle(q, math.exp(log_low + k * step), m, log_radius)
 
-        shortest = min(node[2] for node in nodes.values() if node[1] > _MIN_LOG_DENSITY_OF_STEP)
-        if shortest >= 0.75 * step:
+        smallest_step = min(
+            node[2] for node in nodes.values() if node[1] > _MIN_LOG_DENSITY_OF_STEP
+        )
+        if smallest_step >= 0.75 * step:
             break
-
-        step = shortest
+        step = smallest_step
 
     indices = sorted(nodes)
-    t = np.exp(low + step * np.array(indices))
+    t = np.exp(log_low + step * np.array(indices))
     return t, np.array([nodes[k][0] for k in indices]), step
 
 
@@ -378,56 +393,58 @@ def _expected_rings(q: FloatArray, t: float) -> float:
 
 
 @njit
-def _find_saddle(q: FloatArray, t: float, m: float, log_r: float) -> tuple[float, float, float]:
-    """Return log r of the saddle point at time `t`, a bound on a log density, and a step in log t.
+def _find_saddle(
+    q: FloatArray, t: float, m: float, log_radius: float
+) -> tuple[float, float, float]:
+    """Return the log radius of the saddle point at time `t`, and two scalars for the nodes in t.
 
-    The density is that of ring m + 1 in log t. The step is small enough to resolve the number of
-    rings as a function of log t. `log_r` is the initial guess of Newton's method.
+    The scalars are a bound on the log density of ring m + 1 in log t, and a step in log t that is
+    small enough to resolve the number of rings. `log_radius` is the initial guess of Newton's
+    method.
     """
     low, high = -1e300, 1e300
-    variance = hazard = 0.0
+    value = variance = hazard = 0.0
 
-    # of the number of rings at r = 1: derivative of its mean in log t, and its variance
+    # for the number of rings at r = 1: the derivative of its mean in log t, and its variance
     mean_rate = untilted_variance = 0.0
-    value = 0.0
 
     for _ in range(200):
-        r = math.exp(min(log_r, MAX_EXPONENT))
+        radius = math.exp(min(log_radius, MAX_EXPONENT))
         mean = variance = hazard = mean_rate = untilted_variance = 0.0
-        value = -m * log_r
+        value = -m * log_radius
 
         for j in range(len(q)):
             age = q[j] * t
-            silent = math.exp(-age)
+            unrung_prob = math.exp(-age)
             if age < MAX_EXP_AGE:
-                odds = r * math.expm1(age)
+                odds = radius * math.expm1(age)
                 value += math.log1p(odds) - age
-                share = odds / (1.0 + odds)
+                hit_prob = odds / (1.0 + odds)
             else:
-                log_odds = log_r + age
-                share = 1.0 / (1.0 + math.exp(-log_odds))
+                log_odds = log_radius + age
+                hit_prob = 1.0 / (1.0 + math.exp(-log_odds))
                 # the log of P(not rung) + r P(rung)
-                value += log_r + math.log1p(math.exp(-log_odds)) if log_odds > 0.0 else -age
+                value += log_radius + math.log1p(math.exp(-log_odds)) if log_odds > 0.0 else -age
 
-            mean += share
-            variance += share * (1.0 - share)
-            hazard += age * (1.0 - share)
-            mean_rate += age * silent
-            untilted_variance += silent * (1.0 - silent)
+            mean += hit_prob
+            variance += hit_prob * (1.0 - hit_prob)
+            hazard += age * (1.0 - hit_prob)
+            mean_rate += age * unrung_prob
+            untilted_variance += unrung_prob * (1.0 - unrung_prob)
 
         if mean > m:
-            high = log_r
+            high = log_radius
         else:
-            low = log_r
+            low = log_radius
 
         gap = m - mean
         if abs(gap) < 1e-2 * math.sqrt(variance) or high - low < 1e-9 * (1.0 + abs(low)):
             break
 
-        log_r += gap / variance if abs(gap) < 2.0 * variance else math.copysign(2.0, gap)
-        if not low < log_r < high:
-            log_r = 0.5 * (low + high)
+        log_radius += gap / variance if abs(gap) < 2.0 * variance else math.copysign(2.0, gap)
+        if not low < log_radius < high:
+            log_radius = 0.5 * (low + high)
 
     density = value + (math.log(hazard) if hazard > 0.0 else -1e300)
     rate = 6.0 * mean_rate * mean_rate / (untilted_variance + 1.0)
-    return log_r, density, 1.0 / math.sqrt(35.0 + rate)
+    return log_radius, density, 1.0 / math.sqrt(35.0 + rate)

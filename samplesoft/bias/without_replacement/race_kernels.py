@@ -14,18 +14,25 @@ from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import FloatArray, IntArray
 
 _MAX_LIGHT_ODDS = 0.15  # a class with larger odds is heavy
-# powers of odds up to 0.2: the next power is 1e-19 of the odds
+# number of powers of odds up to 0.2: the next power is 1e-19 of the odds
 NUM_POWERS = 27
-# largest change of log r after the odds were summed: by it, odds of 0.15 grow to 0.2
-MAX_LOG_R_SHIFT = 0.28
+
+# the largest change of log r after the odds were summed; it lets odds of 0.15 grow to 0.2
+MAX_LOG_RADIUS_SHIFT = 0.28
+
 LOG_TRUNCATION = -44.0  # terms below exp(-44) of the total are left out
-# an age is q t; for larger ages exp(q t) is not formed
+
+# The age of a clock is q t. For larger ages, exp(q t) is not computed, because it could overflow.
 MAX_EXP_AGE = 30.0
-# for smaller ages, exp(q t) - 1 is computed as a series
-_MAX_SERIES_AGE = 0.03
-CLASSES_PER_TILE = 256  # consecutive classes for which the same number of powers is summed
+
+_MAX_SERIES_AGE = 0.03  # for smaller ages, a series computes exp(q t) - 1
+
+# a tile is a run of consecutive classes for which the same number of powers is summed
+CLASSES_PER_TILE = 256
+
 # at most 32 points matter, namely if the variance of the number of rings is 22
 MAX_HALF_CIRCLE_POINTS = 40
+
 MAX_EXPONENT = 690.0  # exp(690) is finite
 
 
@@ -49,7 +56,13 @@ def ring_probabilities(log_odds: float) -> tuple[float, float]:
 
 @njit
 def _write_odds(
-    q: FloatArray, weights: FloatArray, start: int, size: int, t: float, r: float, out: FloatArray
+    q: FloatArray,
+    weights: FloatArray,
+    start: int,
+    size: int,
+    t: float,
+    radius: float,
+    out: FloatArray,
 ) -> None:
     """Write the odds ``r (exp(q t) - 1) w`` of `size` classes from index `start` on to `out`.
 
@@ -60,11 +73,11 @@ def _write_odds(
             x = q[start + i] * t
             tail = 1.0 / 24.0 + x * (1.0 / 120.0 + x * (1.0 / 720.0 + x / 5040.0))
             growth = x * (1.0 + x * (0.5 + x * (1.0 / 6.0 + x * tail)))
-            out[i] = r * growth * weights[start + i]
+            out[i] = radius * growth * weights[start + i]
     else:
         for i in range(size):
             age = min(q[start + i] * t, 2.0 * MAX_EXP_AGE)  # older clocks belong to heavy classes
-            out[i] = r * math.expm1(age) * weights[start + i]
+            out[i] = radius * math.expm1(age) * weights[start + i]
 
 
 @njit
@@ -80,16 +93,17 @@ def add_light_powers(
     q: FloatArray,
     weights: FloatArray,
     t: FloatArray,
-    r: FloatArray,
-    heavy: NDArray[np.bool_],
-    orders: IntArray,
+    radius: FloatArray,
+    is_heavy: NDArray[np.bool_],
+    num_powers: IntArray,
     sums: FloatArray,
 ) -> None:
-    """Add the powers of the odds of all light classes to `sums` (2, T, powers).
+    """Add sums over the light classes of the powers of their odds to `sums` (2, T, powers).
 
-    The first row of `sums` gets the powers, the second q times the powers. Classes whose odds are
-    too large at any time are marked in `heavy`, and the number of powers that matter for each tile
-    is written to `orders`.
+    For each of the T times, row 0 gets the plain sums, from power 1 on, and row 1 the sums weighted
+    by q, from power 0 on. A class is left out if it is marked in `is_heavy`. A class whose odds are
+    too large at one or more of the times is marked there first. `num_powers` (tiles,) gets the
+    number of powers that matter in each tile of `CLASSES_PER_TILE` classes.
     """
     odds = np.empty((len(t), CLASSES_PER_TILE))
     highest = np.empty(CLASSES_PER_TILE)
@@ -101,14 +115,14 @@ def add_light_powers(
         highest[:size] = 0.0
 
         for k in range(len(t)):
-            _write_odds(q, weights, start, size, t[k], r[k], odds[k])
+            _write_odds(q, weights, start, size, t[k], radius[k], odds[k])
             for i in range(size):
                 highest[i] = max(highest[i], odds[k, i])
 
         largest = 0.0
         for i in range(size):
-            if heavy[start + i] or not highest[i] <= _MAX_LIGHT_ODDS:
-                heavy[start + i] = True
+            if is_heavy[start + i] or not highest[i] <= _MAX_LIGHT_ODDS:
+                is_heavy[start + i] = True
                 times_q[i] = 0.0
                 for k in range(len(t)):
                     odds[k, i] = 0.0
@@ -116,19 +130,21 @@ def add_light_powers(
                 times_q[i] = q[start + i]
                 largest = max(largest, highest[i])
 
-        orders[start // CLASSES_PER_TILE] = top = _num_powers_needed(largest)
+        num_tile_powers = _num_powers_needed(largest)
+        num_powers[start // CLASSES_PER_TILE] = num_tile_powers
+
         for k in range(len(t)):
             for i in range(size):
                 power[i] = 1.0
 
             sums[1, k, 0] += _plain_and_weighted_sum(power, times_q, size)[1]
-            for j in range(1, top + 1):
+            for j in range(1, num_tile_powers + 1):
                 for i in range(size):
                     power[i] *= odds[k, i]
-                # a separate function without writes, so that `njit_sum` can vectorise it
-                total, of_q = _plain_and_weighted_sum(power, times_q, size)
+                # the sum is in a separate function without writes, which the compiler vectorises
+                total, weighted = _plain_and_weighted_sum(power, times_q, size)
                 sums[0, k, j] += total
-                sums[1, k, j] += of_q
+                sums[1, k, j] += weighted
 
 
 @njit_sum
@@ -149,24 +165,23 @@ def find_saddles(
     decay: FloatArray,
     m: int,
     t: FloatArray,
-    log_r: FloatArray,
+    log_radius: FloatArray,
     sums: FloatArray,
     shift: FloatArray,
 ) -> None:
-    """Write log r of the saddle points, minus `log_r` (T,), to `shift` (T,).
+    """Write log r of the saddle points (T,), minus `log_radius` (T,), to `shift` (T,).
 
-    `q` and `decay` (H,) belong to the heavy classes. The light classes are given by the `sums` of
-    powers of their odds.
+    `q` and `decay` (H,) belong to the heavy classes. For the light classes, `sums` (2, T, powers)
+    contains the sums of the powers of their odds.
     """
     log_odds = np.empty(len(q))
     for k in range(len(t)):
         for j in range(len(q)):
-            log_odds[j] = log_r[k] + log_ring_odds(q[j] * t[k]) - decay[j]
+            log_odds[j] = log_radius[k] + log_ring_odds(q[j] * t[k]) - decay[j]
 
         x = 0.0
         low = -np.inf
         high = np.inf
-
         for _ in range(100):
             mean = variance = 0.0
             rho = math.exp(x)
@@ -178,9 +193,9 @@ def find_saddles(
                 variance -= i * power * sums[0, k, i]
 
             for j in range(len(q)):
-                share = 1.0 / (1.0 + math.exp(-log_odds[j] - x))
-                mean += share
-                variance += share * (1.0 - share)
+                hit_prob = 1.0 / (1.0 + math.exp(-log_odds[j] - x))
+                mean += hit_prob
+                variance += hit_prob * (1.0 - hit_prob)
 
             gap = m - mean
             if abs(gap) <= 0.1 * math.sqrt(max(variance, 0.0)):
@@ -192,7 +207,7 @@ def find_saddles(
                 high = x
 
             x += gap / variance if abs(gap) < variance else math.copysign(1.0, gap)
-            if abs(x) > 2.0 * MAX_LOG_R_SHIFT:  # too few powers for so large a shift
+            if abs(x) > 2.0 * MAX_LOG_RADIUS_SHIFT:  # too few powers for so large a shift
                 break
             if not low < x < high:
                 x = 0.5 * (low + high)
@@ -208,7 +223,7 @@ def integrate_circles(
     level: float,
     num_classes: int,
     t: FloatArray,
-    log_r: FloatArray,
+    log_radius: FloatArray,
     shift: FloatArray,
     sums: FloatArray,
     values: FloatArray,
@@ -218,85 +233,90 @@ def integrate_circles(
 
     Also writes `values` (T, 6, points): the real and the imaginary parts of the points z / r of
     each half circle, of the product over the classes at these points, and of the hazard, which is
-    the rate of the next ring. Also writes `series` (2, T, powers), from which `add_light_members`
-    evaluates the light classes. For power i, row 0 is the sum over the points of the product, the
-    hazard and -(-z / exp(log_r))**i; row 1 has the factor i instead of the hazard.
+    the rate of the next ring.
 
-    `q` and `decay` (H,) belong to the heavy classes; `shift` (T,) is log r of the saddle points
-    minus `log_r`, and `level` the m-th smallest decay.
+    Also writes `series` (2, T, powers), from which `add_light_members` evaluates the light classes.
+    For power i, row 0 is a sum over the points: the product times the hazard times
+    -(-z / exp(log_radius))**i. Row 1 has the factor i instead of the hazard.
+
+    `q` and `decay` (H,) belong to the heavy classes. `shift` (T,) is log r of the saddle points
+    minus `log_radius`. `level` is the m-th smallest decay.
     """
     density = np.zeros(len(t))
-    share = np.empty(len(q))
-    silent = np.empty(len(q))
+    hit_prob = np.empty(len(q))
+    miss_prob = np.empty(len(q))
     for k in range(len(t)):
-        centre = log_r[k] + shift[k]
+        log_saddle = log_radius[k] + shift[k]
         rho = math.exp(shift[k])
 
         # log of the product at the saddle point, and the variance of the number of rings there
-        height = -m * (centre + level) - t[k] * sums[1, k, 0]
+        log_product = -m * (log_saddle + level) - t[k] * sums[1, k, 0]
         variance = 0.0
         power = 1.0
-
         for i in range(1, NUM_POWERS + 1):
             power *= -rho
             variance -= i * power * sums[0, k, i]
-            height -= power * sums[0, k, i] / i
+            log_product -= power * sums[0, k, i] / i
 
         for j in range(len(q)):
             age = q[j] * t[k]
-            log_odds = centre + log_ring_odds(age) - decay[j]
-            share[j], silent[j] = ring_probabilities(log_odds)
-            variance += share[j] * silent[j]
+            log_odds = log_saddle + log_ring_odds(age) - decay[j]
+            hit_prob[j], miss_prob[j] = ring_probabilities(log_odds)
+            variance += hit_prob[j] * miss_prob[j]
+
             # the log of P(not rung) + r P(rung), where P(not rung) = exp(-age)
             if log_odds > 0.0:
-                height += centre + math.log(-math.expm1(-age)) - decay[j]
-                height += math.log1p(math.exp(-log_odds))
+                log_product += log_saddle + math.log(-math.expm1(-age)) - decay[j]
+                log_product += math.log1p(math.exp(-log_odds))
             else:
-                height += math.log1p(math.exp(log_odds)) - age
+                log_product += math.log1p(math.exp(log_odds)) - age
 
-        if height < -MAX_EXPONENT:
+        if log_product < -MAX_EXPONENT:
             continue
 
-        full = min(num_classes + 1, int(10.0 * math.sqrt(variance) + 14.0)) | 1
-        step = 2.0 * math.pi / full
-        points = 1
-        while points <= full // 2 and variance * (1.0 - math.cos(points * step)) < -LOG_TRUNCATION:
-            points += 1
+        num_circle_points = min(num_classes + 1, int(10.0 * math.sqrt(variance) + 14.0)) | 1
+        step = 2.0 * math.pi / num_circle_points
+        num_points = 1
+        while (
+            num_points <= num_circle_points // 2
+            and variance * (1.0 - math.cos(num_points * step)) < -LOG_TRUNCATION
+        ):
+            num_points += 1
 
         x, y, real, imag, rate, rate_y = values[k]
-        for s in range(points):
+        for s in range(num_points):
             x[s], y[s] = math.cos(s * step), math.sin(s * step)
 
             # the contributions of the light classes: to the log of the product, a + b i, and to
             # the hazard, c + d i
             a = b = c = d = 0.0
-
             for i in range(NUM_POWERS, 0, -1):
                 sign = rho**i if i % 2 else -(rho**i)
-                a, b = a + sign * sums[0, k, i] / i, b
+                a += sign * sums[0, k, i] / i
                 a, b = a * x[s] - b * y[s], a * y[s] + b * x[s]
                 c -= sign * sums[1, k, i]
                 c, d = c * x[s] - d * y[s], c * y[s] + d * x[s]
 
             if s == 0:
-                first = a
+                log_first = a
 
             # the angle of z**-m, reduced in integers to keep its digits
-            turn = b - step * ((m * s) % full)
-            size = math.exp(height + a - first) * (1.0 if s == 0 else 2.0) / full * t[k]
+            turn = b - step * ((m * s) % num_circle_points)
+            weight = 1.0 if s == 0 else 2.0
+            magnitude = math.exp(log_product + a - log_first) * weight / num_circle_points * t[k]
 
-            real[s], imag[s] = size * math.cos(turn), size * math.sin(turn)
+            real[s], imag[s] = magnitude * math.cos(turn), magnitude * math.sin(turn)
             rate[s], rate_y[s] = c + sums[1, k, 0], d
 
         for j in range(len(q)):
-            for s in range(points):
-                u, v = silent[j] + share[j] * x[s], share[j] * y[s]
+            for s in range(num_points):
+                u, v = miss_prob[j] + hit_prob[j] * x[s], hit_prob[j] * y[s]
                 real[s], imag[s] = real[s] * u - imag[s] * v, real[s] * v + imag[s] * u
-                inverse = q[j] * silent[j] / (u * u + v * v)
+                inverse = q[j] * miss_prob[j] / (u * u + v * v)
                 rate[s] += u * inverse
                 rate_y[s] -= v * inverse
 
-        for s in range(points):
+        for s in range(num_points):
             u, v = real[s], imag[s]
             a, b = u * rate[s] - v * rate_y[s], u * rate_y[s] + v * rate[s]
             density[k] += a
@@ -318,16 +338,16 @@ def add_light_members(
     q: FloatArray,
     weights: FloatArray,
     t: FloatArray,
-    r: FloatArray,
-    heavy: NDArray[np.bool_],
-    orders: IntArray,
+    radius: FloatArray,
+    is_heavy: NDArray[np.bool_],
+    num_powers: IntArray,
     series: FloatArray,
-    scale: FloatArray,
+    t_weights: FloatArray,
     members: FloatArray,
 ) -> None:
     """Add E[exp(-D) 1{k in set}] of each light class k to `members` (2, n).
 
-    The two rows are two quadrature rules in t, which have the weights `scale` (2, T).
+    The two rows are two quadrature rules in t, which have the weights `t_weights` (2, T).
     """
     odds = np.empty(CLASSES_PER_TILE)
     value = np.empty(CLASSES_PER_TILE)
@@ -336,19 +356,20 @@ def add_light_members(
         size = min(CLASSES_PER_TILE, len(q) - start)
 
         for k in range(len(t)):
-            _write_odds(q, weights, start, size, t[k], r[k], odds)
+            _write_odds(q, weights, start, size, t[k], radius[k], odds)
 
             for i in range(size):
-                odds[i] = 0.0 if heavy[start + i] else odds[i]
+                odds[i] = 0.0 if is_heavy[start + i] else odds[i]
                 value[i] = 0.0
 
-            for j in range(orders[start // CLASSES_PER_TILE], 0, -1):
+            for j in range(num_powers[start // CLASSES_PER_TILE], 0, -1):
                 c, d = series[0, k, j], series[1, k, j]
                 for i in range(size):
                     value[i] = (value[i] + c - d * q[start + i]) * odds[i]
+
             for i in range(size):
-                members[0, start + i] += scale[0, k] * value[i]
-                members[1, start + i] += scale[1, k] * value[i]
+                members[0, start + i] += t_weights[0, k] * value[i]
+                members[1, start + i] += t_weights[1, k] * value[i]
 
 
 @njit
@@ -356,38 +377,46 @@ def add_heavy_members(
     q: FloatArray,
     decay: FloatArray,
     t: FloatArray,
-    log_r: FloatArray,
+    log_radius: FloatArray,
     values: FloatArray,
-    scale: FloatArray,
+    t_weights: FloatArray,
     members: FloatArray,
 ) -> None:
     """Add E[exp(-D) 1{k in set}] of each heavy class k to `members` (2, n).
 
-    The two rows are two quadrature rules in t, which have the weights `scale` (2, T).
+    The two rows are two quadrature rules in t, which have the weights `t_weights` (2, T).
     """
     for k in range(len(t)):
         x, y, real, imag, rate, rate_y = values[k]
-        points = 0
+        num_points = 0
         while (
-            points < MAX_HALF_CIRCLE_POINTS and x[points] * x[points] + y[points] * y[points] > 0.5
+            num_points < MAX_HALF_CIRCLE_POINTS
+            and x[num_points] * x[num_points] + y[num_points] * y[num_points] > 0.5
         ):
-            points += 1
+            num_points += 1
 
         for j in range(len(q)):
-            p, silent = ring_probabilities(log_r[k] + log_ring_odds(q[j] * t[k]) - decay[j])
+            log_odds = log_radius[k] + log_ring_odds(q[j] * t[k]) - decay[j]
+            hit_prob, miss_prob = ring_probabilities(log_odds)
 
             total = 0.0
-            for s in range(points):
-                u, v = silent + p * x[s], p * y[s]
+            for s in range(num_points):
+                u, v = miss_prob + hit_prob * x[s], hit_prob * y[s]
                 inverse = 1.0 / (u * u + v * v)
-                # a + b i is p z / (1 - p + p z), and c + d i the hazard of all other classes
-                a, b = p * (x[s] * u + y[s] * v) * inverse, p * (y[s] * u - x[s] * v) * inverse
-                c, d = (
-                    rate[s] - q[j] * silent * u * inverse,
-                    rate_y[s] + q[j] * silent * v * inverse,
+
+                # With p = `hit_prob`, a + b i is p z / (1 - p + p z). c + d i is the hazard of all
+                # other classes.
+                a, b = (
+                    hit_prob * (x[s] * u + y[s] * v) * inverse,
+                    hit_prob * (y[s] * u - x[s] * v) * inverse,
                 )
+                c, d = (
+                    rate[s] - q[j] * miss_prob * u * inverse,
+                    rate_y[s] + q[j] * miss_prob * v * inverse,
+                )
+
                 c, d = a * c - b * d, a * d + b * c
                 total += real[s] * c - imag[s] * d
 
-            members[0, j] += scale[0, k] * total
-            members[1, j] += scale[1, k] * total
+            members[0, j] += t_weights[0, k] * total
+            members[1, j] += t_weights[1, k] * total

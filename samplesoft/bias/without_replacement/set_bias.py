@@ -23,7 +23,8 @@ from samplesoft.schemes import Scheme
 
 _MIN_PROB_WITH_ALL_DIGITS = 1e-290  # smaller values are near the subnormal numbers
 
-Strata = tuple[Sequence[int], IntArray]  # number of draws in each stratum; stratum of each class
+# the number of draws from each stratum, and the stratum of each class (n,)
+Strata = tuple[Sequence[int], IntArray]
 
 
 def set_bias(
@@ -41,8 +42,8 @@ def set_distribution(
     example: Example, num_sampled: int, scheme: Scheme
 ) -> tuple[StratumDistribution, IntArray]:
     """Return the distribution of the drawn set of one example, and the N classes it may contain."""
-    ((group, which),) = _strata_distributions(example, _one_stratum(example, num_sampled), scheme)
-    return group, which
+    ((group, ids),) = _strata_distributions(example, _one_stratum(example, num_sampled), scheme)
+    return group, ids
 
 
 def _one_stratum(example: Example, num_sampled: int) -> Strata:
@@ -69,81 +70,81 @@ def _strata_distributions(
 ) -> list[tuple[StratumDistribution, IntArray]]:
     """Return, for each stratum with draws, their distribution and the indices of its classes."""
     _, label, q = example
-    drawn = q > 0.0
+    can_be_drawn = q > 0.0
     if scheme.excludes_label:
-        drawn[label] = False
+        can_be_drawn[label] = False
 
     counts, stratum = strata
-    drawing: list[tuple[StratumDistribution, IntArray]] = []
+    draws: list[tuple[StratumDistribution, IntArray]] = []
     for g, count in enumerate(counts):
-        which = np.flatnonzero(drawn & (stratum == g))
-        if count and len(which):
-            drawing.append((_make_distribution(q[which], count, scheme), which))
+        ids = np.flatnonzero(can_be_drawn & (stratum == g))
+        if count and len(ids):
+            draws.append((_make_distribution(q[ids], count, scheme), ids))
 
-    return drawing
+    return draws
 
 
 def bias_of_distributions(
     logits: FloatArray,
     label: int,
     scheme: Scheme,
-    drawing: list[tuple[StratumDistribution, IntArray]],
+    draws: list[tuple[StratumDistribution, IntArray]],
     correction: FloatArray | None,
 ) -> ExampleBias:
     """Return the exact bias of one example, given the distribution of the draws of each stratum.
 
-    `drawing` has a pair (distribution, indices of the N classes) for each stratum. For
+    `draws` has a pair (distribution, indices of the N classes) for each stratum. For
     `correction`, see `strata_bias`.
     """
     inclusion = np.zeros((2, len(logits)))
-    for group, which in drawing:
-        inclusion[:, which] = group.inclusion
+    for group, ids in draws:
+        inclusion[:, ids] = group.inclusion
 
     divisors = inclusion[0] if correction is None else correction
-    every = np.concatenate([*(which for _, which in drawing), np.empty(0, np.int64)])
-    if all(isinstance(group, AllClassesDrawn) for group, _ in drawing):
-        return _bias_if_all_drawn(logits, label, scheme, every, divisors)._replace(
+    all_ids = np.concatenate([*(ids for _, ids in draws), np.empty(0, np.int64)])
+    if all(isinstance(group, AllClassesDrawn) for group, _ in draws):
+        return _bias_if_all_drawn(logits, label, scheme, all_ids, divisors)._replace(
             inclusion=inclusion[0]
         )
 
     weights = make_weights(logits, label, scheme, divisors)
-    terms = weights.terms(every, inclusion[0, every])
+    terms = weights.terms(all_ids, inclusion[0, all_ids])
     probs = weights.probs
-    sums = expected_probs_and_log_sum([group for group, _ in drawing], terms)
+    sums = expected_probs_and_log_sum([group for group, _ in draws], terms)
 
     expected = np.zeros((3, len(probs)))
-    expected[:, every] = sums.expected_probs
+    expected[:, all_ids] = sums.expected_probs
     expected[:, label] += sums.expected_base_prob
 
     # p' sums to 1, so divide by the sum: all entries have the same relative error
     total = expected.sum(axis=1, keepdims=True)
     expected /= total
     bias = expected[0] - probs
-    unit = relative_term_error(terms.max_log_magnitude)
+    relative_error = relative_term_error(terms.max_log_magnitude)
     norm = float(np.abs(bias).sum())
-    error = unit * (1.0 + norm) + 2.0 * abs(float(total[0, 0]) - 1.0)
+    error = relative_error * (1.0 + norm) + 2.0 * abs(float(total[0, 0]) - 1.0)
 
     # log S is relative to the largest logit in S
-    shift = float(weights.log_probs[np.append(every, label)[terms.reference_index]])
+    shift = float(weights.log_probs[np.append(all_ids, label)[terms.reference_index]])
     if scheme.corrects_label:
         shift += weights.label_log_divisor
+    loss_error = (
+        relative_error * (1.0 + sums.log_sum_magnitude) + sums.log_sum_rounding + EPS * abs(shift)
+    )
 
-    loss_error = unit * (1.0 + sums.log_sum_magnitude) + sums.log_sum_rounding + EPS * abs(shift)
-
+    # quadrature errors: of half of the nodes in u, and of half of the nodes in t
     changes = [np.abs(expected[i] - expected[0]).sum() for i in (1, 2)]
     if correction is None:
-        moved = np.abs(inclusion[1, every] / inclusion[0, every] - 1.0)
-        changes.append((probs[every] * moved).sum())
+        inclusion_change = np.abs(inclusion[1, all_ids] / inclusion[0, all_ids] - 1.0)
+        changes.append((probs[all_ids] * inclusion_change).sum())
     for change in changes:
         error += estimate_error(float(change), 0.0, 1.0, 0.0)
-
     for coarse in sums.expected_log_sum[1:]:
         loss_error += estimate_error(abs(float(coarse - sums.expected_log_sum[0])), 0.0, 1.0, 0.0)
 
     # A rare set without the largest term may have a far smaller log S. An error in its probability
     # changes the loss by the error times this difference, which is at most the range of the logits.
     loss_error += min(error, 2.0) * _logit_range(logits, terms)
-
     loss_bias = float(sums.expected_log_sum[0]) + shift
 
     # the L1 distance of two distributions is at most 2
@@ -152,80 +153,90 @@ def bias_of_distributions(
 
 def _logit_range(logits: FloatArray, terms: SumTerms) -> float:
     """Return the largest logit minus the smallest logit of a term in S; inf on overflow."""
-    least = float(terms.logits[terms.log_divisors < np.inf].min())
-    return float(logits.max()) - least
+    min_logit = float(terms.logits[terms.log_divisors < np.inf].min())
+    return float(logits.max()) - min_logit
 
 
 def _bias_if_all_drawn(
-    logits: FloatArray, label: int, scheme: Scheme, every: IntArray, divisors: FloatArray
+    logits: FloatArray, label: int, scheme: Scheme, all_ids: IntArray, divisors: FloatArray
 ) -> ExampleBias:
-    """Return the exact bias of one example if all classes in `every` (k,) are always drawn.
+    """Return the exact bias of one example if all classes in `all_ids` (k,) are always drawn.
 
     p' is then the softmax of ``o_j - log c_j`` over the classes in S, with the `divisors` c (n,).
     """
     log_probs, probs, _ = softmax_and_other_mass(logits, label)
-    there = np.zeros(len(probs), np.bool_)
-    there[every] = True
-    there[label] = scheme.label_in_sum or (there[label] and scheme.draws_label)
+    is_in_sum = np.zeros(len(probs), np.bool_)
+    is_in_sum[all_ids] = True
+    is_in_sum[label] = scheme.label_in_sum or (is_in_sum[label] and scheme.draws_label)
 
-    own = divisors.copy()
-    of_loss = float(divisors[label]) if scheme.corrects_label else 1.0
+    draw_divisors = divisors.copy()
+    loss_divisor = float(divisors[label]) if scheme.corrects_label else 1.0
     if not scheme.corrects_label and scheme.label_in_sum:
-        own[label] = 1.0
-    elif scheme.label_is_a_draw and label in every:
+        draw_divisors[label] = 1.0
+    elif scheme.label_is_a_draw and label in all_ids:
         # the label is in S twice, as a draw and as the fixed term
-        own[label] *= 0.5
+        draw_divisors[label] *= 0.5
 
-    # p' - p cancels if all divisors are nearly equal. Let h be the most probable class in S,
-    # d_j = (c_h - c_j) / c_j, and D the mean of d under p. For |D| < 1/2 compute the bias as
-    # p_j (d_j - D) / (1 + D). For larger |D| the difference p' - p is accurate.
-    h = int(np.where(there, logits, -np.inf).argmax())
-
+    # p' - p cancels if all divisors c are nearly equal. With h the most probable class in S, the
+    # gaps are d_j = (c_h - c_j) / c_j, and D is their mean under p. For |D| < 1/2 the bias is
+    # computed as p_j (d_j - D) / (1 + D). For larger |D| the difference p' - p is accurate.
+    heaviest = int(np.where(is_in_sum, logits, -np.inf).argmax())
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        apart = np.where(there, (own[h] - own) / own, -1.0)
-        parts = probs * apart
+        gaps = np.where(is_in_sum, (draw_divisors[heaviest] - draw_divisors) / draw_divisors, -1.0)
+        gap_terms = probs * gaps
+
         # A tiny probability has few digits, which matter if a tiny divisor makes the product large.
         # So multiply in logs.
-        tiny = (probs < _MIN_PROB_WITH_ALL_DIGITS) & np.isfinite(apart)
-        parts[tiny] = np.sign(apart[tiny]) * np.exp(log_probs[tiny] + np.log(np.abs(apart[tiny])))
-
-        gain = float(parts.sum())
-
-    log_own = np.where(there, np.log(np.where(there, own, 1.0)), np.inf)
-    terms = SumTerms(logits, log_own, np.ones(len(logits)))
-    unit = relative_term_error(terms.max_log_magnitude)
-
-    if abs(gain) < 0.5:
-        sizes = np.abs(parts)
-        # rounding errors of p, of the quotients, and of their mean
-        off = 2.0 * (
-            relative_term_error(0.0) * sizes + EPS * sizes * np.abs(np.maximum(log_probs, -1e4))
+        is_tiny = (probs < _MIN_PROB_WITH_ALL_DIGITS) & np.isfinite(gaps)
+        gap_terms[is_tiny] = np.sign(gaps[is_tiny]) * np.exp(
+            log_probs[is_tiny] + np.log(np.abs(gaps[is_tiny]))
         )
-        rounding = 2.0 * float(off.sum()) / (1.0 + gain)
 
-        bias = np.where(tiny, parts - probs * gain, probs * (apart - gain)) / (1.0 + gain)
-        log_sum = math.log1p(gain)
+        mean_gap = float(gap_terms.sum())
+
+    log_divisors = np.where(is_in_sum, np.log(np.where(is_in_sum, draw_divisors, 1.0)), np.inf)
+    terms = SumTerms(logits, log_divisors, np.ones(len(logits)))
+    relative_error = relative_term_error(terms.max_log_magnitude)
+
+    if abs(mean_gap) < 0.5:
+        magnitudes = np.abs(gap_terms)
+
+        # rounding errors of p, of the quotients, and of their mean
+        term_errors = 2.0 * (
+            relative_term_error(0.0) * magnitudes
+            + EPS * magnitudes * np.abs(np.maximum(log_probs, -1e4))
+        )
+        rounding = 2.0 * float(term_errors.sum()) / (1.0 + mean_gap)
+
+        scaled_bias = np.where(is_tiny, gap_terms - probs * mean_gap, probs * (gaps - mean_gap))
+        bias = scaled_bias / (1.0 + mean_gap)
+        log_sum = math.log1p(mean_gap)
         error = loss_error = rounding
     else:
-        logs = terms.log_ratios_to(h)
+        logs = terms.log_ratios_to(heaviest)
         largest = float(logs.max())
         masses = np.exp(logs - largest)
         total = float(masses.sum())
 
         bias = masses / total - probs
-        log_sum = float(log_probs[h]) + largest + math.log(total)
-        error = unit * float(np.abs(bias).sum() + 1.0)
-        loss_error = unit + EPS * (abs(float(log_probs[h])) + abs(largest))
+        log_sum = float(log_probs[heaviest]) + largest + math.log(total)
+        error = relative_error * float(np.abs(bias).sum() + 1.0)
+        loss_error = relative_error + EPS * (abs(float(log_probs[heaviest])) + abs(largest))
 
     # `log_sum` is log(S c_h); the loss needs log(S c_t), or log S if the label is not corrected
-    ratio = (of_loss - own[h]) / own[h]
-    near = abs(ratio) < 0.5
-    log_ratio = math.log1p(ratio) if near else math.log(of_loss) - math.log(own[h])
-    loss_error += 2.0 * EPS * (abs(log_ratio) + abs(log_sum))
-    if not near:
-        loss_error += EPS * (abs(math.log(of_loss)) + abs(math.log(own[h])))
+    divisor = draw_divisors[heaviest]
+    relative_gap = (loss_divisor - divisor) / divisor
+    if abs(relative_gap) < 0.5:
+        log_ratio = math.log1p(relative_gap)
+        loss_error += 2.0 * EPS * (abs(log_ratio) + abs(log_sum))
+    else:
+        log_ratio = math.log(loss_divisor) - math.log(divisor)
+        loss_error += 2.0 * EPS * (abs(log_ratio) + abs(log_sum))
+        loss_error += EPS * (abs(math.log(loss_divisor)) + abs(math.log(divisor)))
+
     if math.isinf(_logit_range(logits, terms)):
         loss_error = math.inf
+
     return ExampleBias(bias, probs, log_sum + log_ratio, min(error, 2.0), loss_error)
 
 

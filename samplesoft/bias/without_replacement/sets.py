@@ -40,24 +40,29 @@ from samplesoft.schemes import Scheme
 
 ComplexArray = NDArray[np.complex128]
 
-_MIN_POINT_WEIGHT = 1e-10  # relative to the largest; smaller points are dropped
+_MIN_POINT_WEIGHT = 1e-10  # relative to the largest weight; smaller points are left out
 _MIN_FACTOR_SQUARE = 1e-290  # squared magnitude of a factor; smaller factors count as 0
 _TAIL_PROB = 1e-9  # probability of the large numbers of tries that are left out
-_NUM_TRIES_NODES = 12  # expectations are computed at 12 numbers of tries, and interpolated between
 _MAX_TRIES = 1 << 9
-_MAX_FACTORS = 1 << 18  # classes times points for one number of tries, in `by_tries`
-_MAX_FACTORS_OF_BIAS = 1 << 23  # classes times points for one number of tries, in `tries_bias`
+
+# expectations are computed at 12 numbers of tries, and interpolated at the other numbers
+_NUM_TRIES_NODES = 12
+
 # the bias is computed with 48 interpolation nodes; its difference from 24 nodes is the error
 _NUM_TRIES_NODES_OF_BIAS = 24, 48
+
+# classes times points for one number of tries: in `by_tries`, and in `tries_bias`
+_MAX_FACTORS = 1 << 18
+_MAX_FACTORS_OF_BIAS = 1 << 23
 
 
 @dataclass(frozen=True, eq=False)
 class Sets:
     """A distribution over sets of the n classes, as a weighted sum over N complex points.
 
-    At each point the classes are independent: a set has the product of one factor for each class.
-    The weighted sum of these products over the points has the probability of the set as its real
-    part.
+    At each point the classes are independent: a set corresponds to a product of one factor for each
+    class. The probability of the set is the real part of the weighted sum of these products over
+    the points.
 
     Attributes
     ----------
@@ -84,23 +89,24 @@ class Sets:
     def means(self, values: NDArray[Any]) -> tuple[ComplexArray, ComplexArray]:
         """Return U expectations (U,) of the product of `values` (U, n) over the classes in the set.
 
-        Also return the contributions (U, n) of the sets that contain class k, for each k. For real
-        values, take the real parts of the results. For complex values x, average the result for x
-        and the conjugate of the result for conj(x), because only one of two conjugate points is
-        stored.
+        Also return, for each class k, the contributions (U, n) of the sets that contain k.
+
+        Only one of two conjugate points is stored. So for real values, use the real parts of the
+        results. For complex values x, average the result for x and the conjugate of the result for
+        conj(x).
         """
         values = np.ascontiguousarray(values, np.complex128)
         means = np.empty(len(values), np.complex128)
-        parts = np.empty_like(values)
-        points = self.absent, self.present, self.last, self.weights, self.has_last
-        _write_set_means(*points, values, means, parts)
-        return means, parts
+        contributions = np.empty_like(values)
+        factors = self.absent, self.present, self.last, self.weights, self.has_last
+        _write_set_means(*factors, values, means, contributions)
+        return means, contributions
 
     @property
     def inclusion(self) -> FloatArray:
         """Probabilities (n,) that the set contains each class."""
-        parts = self.means(np.ones((1, len(self.absent))))[1]
-        probabilities: FloatArray = np.clip(parts[0].real, 0.0, 1.0)
+        contributions = self.means(np.ones((1, len(self.absent))))[1]
+        probabilities: FloatArray = np.clip(contributions[0].real, 0.0, 1.0)
         return probabilities
 
     def given(self, label: int, held: bool) -> tuple[float, Sets]:
@@ -111,9 +117,9 @@ class Sets:
         factors = {name: getattr(self, name).copy() for name in ("absent", "present", "last")}
         for name in ("absent",) if held else ("present", "last"):
             factors[name][label] = 0.0
-        part = replace(self, **factors)
-        total = float(part.means(np.ones((1, len(self.absent))))[0][0].real)
-        return total, replace(part, weights=part.weights / total)
+        conditioned = replace(self, **factors)
+        total = float(conditioned.means(np.ones((1, len(self.absent))))[0][0].real)
+        return total, replace(conditioned, weights=conditioned.weights / total)
 
 
 @njit
@@ -125,37 +131,37 @@ def _write_set_means(
     has_last: bool,
     values: ComplexArray,
     means: ComplexArray,
-    parts: ComplexArray,
+    contributions: ComplexArray,
 ) -> None:
-    """Write the results of `Sets.means` to `means` (U,) and `parts` (U, n)."""
-    n, num = absent.shape
+    """Write the results of `Sets.means` to `means` (U,) and `contributions` (U, n)."""
+    n, num_points = absent.shape
     inverse = np.empty_like(absent)
     terms = np.empty_like(weights)
 
     for u in range(len(values)):
         products = weights.copy()
-        totals = np.full(num, 0.0j if has_last else 1.0 + 0.0j)
+        totals = np.full(num_points, 0.0j if has_last else 1.0 + 0.0j)
 
         for j in range(n):
             value = values[u, j]
-            for i in range(num):
+            for i in range(num_points):
                 factor = absent[j, i] + present[j, i] * value
                 products[i] *= factor
-                size = factor.real**2 + factor.imag**2
-                over_size = 1.0 / size if size > _MIN_FACTOR_SQUARE else 0.0
-                inverse[j, i] = value * np.conj(factor) * over_size
+                square = factor.real**2 + factor.imag**2
+                inverse_square = 1.0 / square if square > _MIN_FACTOR_SQUARE else 0.0
+                inverse[j, i] = value * np.conj(factor) * inverse_square
                 totals[i] += last[j, i] * inverse[j, i]
 
-        for i in range(num):
+        for i in range(num_points):
             terms[i] = products[i] * totals[i]
-
         means[u] = _sum_terms(terms)
+
         for j in range(n):
-            for i in range(num):
+            for i in range(num_points):
                 others = totals[i] - last[j, i] * inverse[j, i]
                 shares = (last[j, i] + others * present[j, i]) * inverse[j, i]
                 terms[i] = products[i] * shares
-            parts[u, j] = _sum_terms(terms)
+            contributions[u, j] = _sum_terms(terms)
 
 
 @njit_sum
@@ -167,8 +173,8 @@ def _sum_terms(terms: ComplexArray) -> complex:
     return total
 
 
-# Distributions over sets. The probabilities `q` (n,) are passed as bytes, which can be keys of a
-# cache.
+# Distributions over sets. The probabilities `q` (n,) are passed as bytes, so that a cache can use
+# them as keys.
 
 
 @lru_cache(maxsize=32)
@@ -194,11 +200,10 @@ def first_different(q: bytes, m: int) -> Sets:
     """Return the distribution of m draws without replacement."""
     probs = np.frombuffer(q)
 
-    # from a time before which m rings are too improbable to matter, to a time by which the m most
-    # probable classes have almost surely rung
+    # logs of two times: before the first, m rings are too improbable to matter; by the second, the
+    # m most probable classes have almost surely rung
     start = (gammaln(m + 1.0) - 40.0) / m
     end = np.log((45.0 + np.log(m)) / np.sort(probs)[-m])
-
     step = min(0.35, 0.7 / np.sqrt(m))
     times = np.exp(np.arange(start, end, step))
 
@@ -217,36 +222,37 @@ class _NumTriesDistribution(NamedTuple):
     # function of a number of tries: its probability, and the distribution of the set given it
     sets_given: Callable[[int], tuple[float, Sets]]
 
-    def interpolation_nodes(self, most: int) -> tuple[tuple[int, float, Sets], ...]:
+    def interpolation_nodes(self, max_nodes: int) -> tuple[tuple[int, float, Sets], ...]:
         """Return tuples (number of tries, weight, distribution of the set given this number).
 
         An expectation over all numbers of tries is the weighted sum over these tuples, of which
-        there are at most 1 + `most`. The first is m tries. The others are nodes of a Lagrange
+        there are at most 1 + `max_nodes`. The first is m tries. The others are nodes of a Lagrange
         interpolation: an expectation given the number of tries is smooth in the log of the number.
         """
-        m, found, given = self
+        m, probabilities, sets_given = self
 
-        # m tries are without a repeated draw: some corrections differ, so no interpolation
-        first = m, found[0], given(m)[1]
-        rest = np.array(found[1:])
-        numbers = m + 1 + np.arange(len(found) - 1)
-        if not len(rest):
+        # with m tries no draw is repeated; some corrections differ then, so do not interpolate
+        first = m, probabilities[0], sets_given(m)[1]
+
+        tail_probabilities = np.array(probabilities[1:])
+        numbers = m + 1 + np.arange(len(probabilities) - 1)
+        if not len(tail_probabilities):
             return (first,)
 
         # Chebyshev points in the log, rounded to whole numbers
-        angles = np.pi * (np.arange(most) + 0.5) / most
+        angles = np.pi * (np.arange(max_nodes) + 0.5) / max_nodes
         ends = np.log(numbers[[0, -1]])
         logs = ends.mean() + 0.5 * np.ptp(ends) * np.cos(angles)
-
         nodes = np.unique(np.rint(np.exp(logs)).astype(int))
-        nodes = numbers if len(numbers) <= most else nodes
+        nodes = numbers if len(numbers) <= max_nodes else nodes
 
-        away = np.log(numbers)[:, None] - np.log(nodes)
-        away = away[:, None, :] / (np.log(nodes)[:, None] - np.log(nodes) + np.eye(len(nodes)))
-        away[:, np.arange(len(nodes)), np.arange(len(nodes))] = 1.0
-        weights = rest @ away.prod(axis=2)  # the product is a Lagrange polynomial at each number
+        # the product of the ratios is a Lagrange polynomial in the log, at each number
+        ratios = np.log(numbers)[:, None] - np.log(nodes)
+        ratios = ratios[:, None, :] / (np.log(nodes)[:, None] - np.log(nodes) + np.eye(len(nodes)))
+        ratios[:, np.arange(len(nodes)), np.arange(len(nodes))] = 1.0
+        weights = tail_probabilities @ ratios.prod(axis=2)
 
-        others = ((int(k), float(w), given(k)[1]) for k, w in zip(nodes, weights, strict=True))
+        others = ((int(k), float(w), sets_given(k)[1]) for k, w in zip(nodes, weights, strict=True))
         return (first, *others)
 
 
@@ -262,55 +268,60 @@ def by_tries(q: bytes, m: int) -> tuple[tuple[int, float, Sets], ...]:
 
 
 def _distribution_of_tries(
-    probs: FloatArray, m: int, most_factors: int
+    probs: FloatArray, m: int, max_factors: int
 ) -> _NumTriesDistribution | None:
     """Return the distribution of the number of tries until m different classes have been drawn.
 
     Return None if more than `_MAX_TRIES` tries matter, or if a distribution over sets has more than
-    `most_factors` factors.
+    `max_factors` factors.
     """
     # the slowest case: the m - 1 most probable classes are drawn, any other class ends the tries
-    last = np.sort(probs)[: len(probs) - m + 1].sum()
-    if np.log(_TAIL_PROB) / np.log1p(-last + _TAIL_PROB) > _MAX_TRIES:
+    slowest_prob = np.sort(probs)[: len(probs) - m + 1].sum()
+    if np.log(_TAIL_PROB) / np.log1p(-slowest_prob + _TAIL_PROB) > _MAX_TRIES:
         return None
 
-    # For each number of tries, find the time at which it is the expected number, as the radius of
-    # the circle in x. A class that has been drawn was drawn lam / (1 - exp(-lam)) times on average.
+    # For each number of tries, the radius of the circle in x is the time at which the expected
+    # number of tries is this number. A class with lam expected rings by then that has been drawn
+    # was drawn lam / (1 - exp(-lam)) times on average.
     times = np.exp(np.linspace(np.log(0.01 * m), np.log(8.0 * _MAX_TRIES), 512))
     log_z, probabilities = _tilted_probabilities(probs, times, max(m - 1.0, 0.3))
-    lam = np.outer(times, probs)
-    comes = probabilities * lam / np.where(lam > 0.0, -np.expm1(-lam), 1.0)
-    means = comes.sum(axis=1)
-    variances = (comes * (1.0 + lam - comes)).sum(axis=1)
-    of_different = (probabilities * (1.0 - probabilities)).sum(axis=1)
 
-    def given(tries: int) -> tuple[float, Sets]:
-        at = int(np.abs(means - (tries - 1.0)).argmin())
-        half = _half_circle_points(of_different[at])
-        arc = _half_circle_points(variances[at])
-        circle = np.exp(log_z[at]) * np.concatenate([half, half.conj()])
-        x, z = np.repeat(times[at] * arc, len(circle)), np.tile(circle, len(arc))
-        log_weights = gammaln(tries) + times[at] - (tries - 1.0) * np.log(x) - m * np.log(z)
+    mean_rings = np.outer(times, probs)
+    expected_draws = (
+        probabilities * mean_rings / np.where(mean_rings > 0.0, -np.expm1(-mean_rings), 1.0)
+    )
+    mean_draws = expected_draws.sum(axis=1)
+    draw_variances = (expected_draws * (1.0 + mean_rings - expected_draws)).sum(axis=1)
+    set_size_variances = (probabilities * (1.0 - probabilities)).sum(axis=1)
+
+    def sets_given(tries: int) -> tuple[float, Sets]:
+        index = int(np.abs(mean_draws - (tries - 1.0)).argmin())
+        half = _half_circle_points(set_size_variances[index])
+        arc = _half_circle_points(draw_variances[index])
+        circle = np.exp(log_z[index]) * np.concatenate([half, half.conj()])
+        x = np.repeat(times[index] * arc, len(circle))
+        z = np.tile(circle, len(arc))
+        log_weights = gammaln(tries) + times[index] - (tries - 1.0) * np.log(x) - m * np.log(z)
         return _make_sets(probs, x, z, log_weights - np.log(len(x)), True)
 
-    found: list[float] = []
-    while sum(found) < 1.0 - _TAIL_PROB:
-        probability, sets = given(m + len(found))
-        if m + len(found) > _MAX_TRIES or sets.absent.size > most_factors:
+    tries_probabilities: list[float] = []
+    while sum(tries_probabilities) < 1.0 - _TAIL_PROB:
+        probability, sets = sets_given(m + len(tries_probabilities))
+        if m + len(tries_probabilities) > _MAX_TRIES or sets.absent.size > max_factors:
             return None
-        found.append(probability)
+        tries_probabilities.append(probability)
 
-    return _NumTriesDistribution(m, found, given)
+    return _NumTriesDistribution(m, tries_probabilities, sets_given)
 
 
 def _half_circle_points(variance: float) -> ComplexArray:
     """Return points (K,) on the upper half of the unit circle, for a coefficient of a power series.
 
-    `variance` is the variance of the degree, if the terms of the series are taken as probabilities.
+    `variance` is the variance of the degree, with the terms of the series as its probabilities.
     """
-    # by aliasing, 2 K points mix coefficients that are 2 K apart: six standard deviations or more
-    num = int(3.0 * np.sqrt(variance)) + 6
-    half: ComplexArray = np.exp(1j * np.pi * (np.arange(num) + 0.5) / num)
+    # 2 K points mix coefficients whose degrees differ by 2 K: six standard deviations or more
+    num_points = int(3.0 * np.sqrt(variance)) + 6
+    half: ComplexArray = np.exp(1j * np.pi * (np.arange(num_points) + 0.5) / num_points)
     return half
 
 
@@ -325,13 +336,15 @@ def _tilted_probabilities(
     with np.errstate(divide="ignore"):
         log_odds = np.log(-np.expm1(-x)) + x
 
-    possible = log_odds > -np.inf
+    # bisect log z
+    is_possible = log_odds > -np.inf
     low = -log_odds.max(axis=1) - 40.0
-    high = 40.0 - log_odds.min(axis=1, initial=0.0, where=possible)
+    high = 40.0 - log_odds.min(axis=1, initial=0.0, where=is_possible)
     for _ in range(60):
         log_z = 0.5 * (low + high)
-        few = expit(log_z[:, None] + log_odds).sum(axis=1) < count
-        low, high = np.where(few, log_z, low), np.where(few, high, log_z)
+        is_low = expit(log_z[:, None] + log_odds).sum(axis=1) < count
+        low = np.where(is_low, log_z, low)
+        high = np.where(is_low, high, log_z)
 
     return log_z, expit(log_z[:, None] + log_odds)
 
@@ -341,33 +354,35 @@ def _make_sets(
 ) -> tuple[float, Sets]:
     """Return the total weight of all sets, and their distribution, normalised by this total.
 
-    `x` (N,) are the complex times at the points, `z` (N,) the values of the variable of the series,
-    and `log_weights` (N,) the logs of the weights before this normalisation.
+    `x` (N,) are the complex times at the points, and `z` (N,) the values of the variable of the
+    power series. `log_weights` (N,) are the logs of the weights before the normalisation.
     """
     radius = np.abs(x)[:, None]
-    right = x.real[:, None] >= 0.0
-    gone = np.exp(-radius * probs)
-    sign = np.where(right, 1.0, -1.0)
+    in_right_half = x.real[:, None] >= 0.0
+    absent_factor = np.exp(-radius * probs)
+    sign = np.where(in_right_half, 1.0, -1.0)
 
     # the factors of a class are divided by their sum at |x| and |z|, so that they are at most 1
-    whole = gone - np.abs(z)[:, None] * np.expm1(-radius * probs)
+    factor_sum = absent_factor - np.abs(z)[:, None] * np.expm1(-radius * probs)
 
     # (exp(q x) - 1) exp(-q |x|) without overflow, by expm1 of an exponent with real part below 0
-    come = np.exp(probs * (np.where(right, x[:, None], 0.0) - radius))
-    come = -sign * come * np.expm1(-sign * probs * x[:, None])
+    present_factor = np.exp(probs * (np.where(in_right_half, x[:, None], 0.0) - radius))
+    present_factor = -sign * present_factor * np.expm1(-sign * probs * x[:, None])
 
-    last = z[:, None] * probs * gone / whole if has_last else np.zeros_like(come)
-    weights = np.exp(log_weights + np.log(whole).sum(axis=1))
-    sizes = np.abs(weights) * (np.abs(last).sum(axis=1) if has_last else 1.0)
+    weights = np.exp(log_weights + np.log(factor_sum).sum(axis=1))
+    last = np.zeros_like(present_factor)
+    magnitudes = np.abs(weights)
+    if has_last:
+        last = z[:, None] * probs * absent_factor / factor_sum
+        magnitudes = magnitudes * np.abs(last).sum(axis=1)
 
-    kept = sizes > _MIN_POINT_WEIGHT * sizes.max()
-    absent = gone / whole
-    present = z[:, None] * come / whole
+    is_kept = magnitudes > _MIN_POINT_WEIGHT * magnitudes.max()
+    absent = absent_factor / factor_sum
+    present = z[:, None] * present_factor / factor_sum
     absent, present, last = (
-        np.ascontiguousarray(f[kept].T) + 0.0j for f in (absent, present, last)
+        np.ascontiguousarray(f[is_kept].T) + 0.0j for f in (absent, present, last)
     )
-
-    sets = Sets(absent, present, last, weights[kept], has_last)
+    sets = Sets(absent, present, last, weights[is_kept], has_last)
     total = float(sets.means(np.ones((1, len(probs))))[0][0].real)
     return total, replace(sets, weights=sets.weights / total)
 
@@ -390,8 +405,8 @@ class _StratumOfSets:
 
         D is the sum of `decay` (n,) over the set.
         """
-        mean, parts = self._sets.means(np.exp(-decay)[None])
-        return np.full(2, mean[0].real), np.stack([parts[0].real] * 2)
+        mean, contributions = self._sets.means(np.exp(-decay)[None])
+        return np.full(2, mean[0].real), np.stack([contributions[0].real] * 2)
 
 
 def tries_bias(
@@ -466,7 +481,6 @@ def _tries_bias_of_example(
     """Return `tries_bias` of one example."""
     scheme = inputs.scheme
     m = inputs.num_sampled
-
     kept = np.flatnonzero(~(scheme.excludes_label & (np.arange(len(q)) == label)))
     probs = q[kept] / q[kept].sum()
 
@@ -478,24 +492,24 @@ def _tries_bias_of_example(
             "correction=1 - (1 - q)**N, N the mean number of tries."
         )
 
-    def given(number: int, sets: Sets) -> FloatArray:
+    def result_given(num_tries: int, sets: Sets) -> FloatArray:
         correction = np.ones(len(q))
-        correction[kept] = m * probs if number == m else -np.expm1(number * np.log1p(-probs))
+        if num_tries == m:
+            correction[kept] = m * probs
+        else:
+            correction[kept] = -np.expm1(num_tries * np.log1p(-probs))
         row = bias_of_distributions(
             logits, label, scheme, [(_StratumOfSets(sets), kept)], correction
         )
         return np.array([row.bias, row.inclusion, np.full(len(q), row.loss_bias)])
 
     coarse, fine = (
-        np.sum(
-            [p * given(number, sets) for number, p, sets in tries.interpolation_nodes(most)], axis=0
-        )
-        for most in _NUM_TRIES_NODES_OF_BIAS
+        np.sum([p * result_given(k, sets) for k, p, sets in tries.interpolation_nodes(num)], axis=0)
+        for num in _NUM_TRIES_NODES_OF_BIAS
     )
-
-    bias, inclusion, loss = fine
+    bias, inclusion, loss_biases = fine
     change = np.abs(fine - coarse)
     error, loss_error = (10.0 * _TAIL_PROB + float(x) for x in (change[0].sum(), change[2, 0]))
 
     probs = softmax_and_other_mass(logits, label)[1]
-    return ExampleBias(bias, probs, float(loss[0]), error, loss_error, inclusion)
+    return ExampleBias(bias, probs, float(loss_biases[0]), error, loss_error, inclusion)

@@ -62,8 +62,8 @@ def stratified_bias(
 
     Notes
     -----
-    ``S`` is a sum over independent strata, so ``E exp(-u S)`` is a product over them: section 22 of
-    ``samplesoft/bias/README.md``.
+    ``S`` is a sum over independent strata, so that ``E exp(-u S)`` is a product over the strata:
+    section 22 of ``samplesoft/bias/README.md``.
 
     References
     ----------
@@ -86,24 +86,26 @@ def stratified_bias(
     [ 0.013  0.035 -0.143  0.095  0.001] -0.095
     [ 0.075  0.203 -0.207  0.007 -0.078] -0.783
     """
-    missing = correction is not None
-    inputs = check_inputs(logits, labels, q, 1, scheme, takes_missing=missing, require=_require_sum)
+    has_correction = correction is not None
+    inputs = check_inputs(
+        logits, labels, q, 1, scheme, takes_missing=has_correction, require=_require_sum
+    )
     require_digits(inputs)
 
     stratum, counts = _check_strata(strata, num_sampled, inputs)
-    _require_divisors(stratum, counts, inputs, missing)
+    _require_divisors(stratum, counts, inputs, has_correction)
 
     rows: Iterable[FloatArray | None] = repeat(None, len(inputs.logits))
     if correction is not None:
         rows = np.broadcast_to(check_correction(correction, inputs), inputs.logits.shape)
 
     pairs = zip(inputs.rows(), rows, strict=True)
-    found = (
+    results = (
         strata_bias(example, (counts, stratum), inputs.scheme, divisors)
         for example, divisors in pairs
     )
 
-    return ExactBias(*inputs.columns(found))
+    return ExactBias(*inputs.columns(results))
 
 
 def _require_sum(scheme: Scheme) -> None:
@@ -116,7 +118,7 @@ def _require_sum(scheme: Scheme) -> None:
 
 
 def _require_divisors(
-    stratum: IntArray, counts: list[int], inputs: Inputs, corrected: bool
+    stratum: IntArray, counts: list[int], inputs: Inputs, has_correction: bool
 ) -> None:
     """Raise ValueError if S would be empty, or the label would be divided by 0."""
     if not inputs.scheme.label_in_sum and not any(counts):
@@ -125,7 +127,7 @@ def _require_divisors(
             f"sum is of draws alone, got {counts}."
         )
 
-    if corrected or not inputs.scheme.corrects_label:
+    if has_correction or not inputs.scheme.corrects_label:
         return
 
     for row, label in enumerate(inputs.labels):
@@ -146,28 +148,28 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
             f"`strata` must have shape ({n},), one number for each class, got ({len(stratum)},)."
         )
 
-    num = int(stratum.max()) + 1
-    given = [num_sampled] * num if np.ndim(num_sampled) == 0 else list(num_sampled)
-    if len(given) != num:
+    num_strata = int(stratum.max()) + 1
+    requested = [num_sampled] * num_strata if np.ndim(num_sampled) == 0 else list(num_sampled)
+    if len(requested) != num_strata:
         raise ValueError(
-            f"`num_sampled` must be one number, or one for each of the {num} strata, got "
-            f"{len(given)}."
+            f"`num_sampled` must be one number, or one for each of the {num_strata} strata, got "
+            f"{len(requested)}."
         )
 
-    counts = [as_count("num_sampled", one, 0) for one in given]
-
+    counts = [as_count("num_sampled", count, 0) for count in requested]
     for row, (_, label, q) in enumerate(inputs.rows()):
-        drawn = q > 0.0
-        drawn[label] &= not inputs.scheme.excludes_label
-        held = np.bincount(stratum[drawn], minlength=num)
+        can_be_drawn = q > 0.0
+        can_be_drawn[label] &= not inputs.scheme.excludes_label
+        num_drawable = np.bincount(stratum[can_be_drawn], minlength=num_strata)
+
         # an empty stratum is valid without draws; with replacement, one class is enough
         needed = np.array(counts) if inputs.scheme.distinct else np.minimum(counts, 1)
-        few = np.flatnonzero(held < needed)
-
-        if len(few):
+        too_small = np.flatnonzero(num_drawable < needed)
+        if len(too_small):
+            g = too_small[0]
             raise ValueError(
                 f"`num_sampled` must be at most the number of classes that can be drawn, got "
-                f"{counts[few[0]]} for stratum {few[0]}, which has {held[few[0]]} (example {row})."
+                f"{counts[g]} for stratum {g}, which has {num_drawable[g]} (example {row})."
             )
 
     return stratum, counts

@@ -21,15 +21,17 @@ from samplesoft.schemes import Scheme
 _LOG_U_STEP = 0.2  # the error of the trapezoid rule is about exp(-pi**2 / step)
 _FIRST_Z = -3.6  # z of the first node, where z - exp(-z) is -40
 _FIRST_EVEN_LOG_U = -44.0  # log u of the first of the equidistant nodes
-# at x = 0, u is exp(-1.5) divided by the largest scale of S
-_LOG_U_TO_LARGEST_TERM = 1.5
+_LOG_U_TO_LARGEST_TERM = 1.5  # at x = 0, u is exp(-1.5) divided by the largest scale of S
 _LOG_DECAY_OF_ONE = -42.0  # for smaller log(u w), exp(-u w) is 1
 _LOG_DECAY_OF_ZERO = 6.7  # for larger log(u w), exp(-u w) is 0
-_EVEN_FROM_LOG_U = 40.0  # from here on, all rules have equidistant nodes of equal weights
-# of two terms that differ by more, the smaller one is negligible in their sum
-_APART_NATS = 60.0
-# the nodes in a longer range are not counted: log u has no digits for it
+_EVEN_FROM_LOG_U = 40.0  # from this x on, every rule has equidistant nodes of equal weights
+
+# If the logs of two terms differ by more, the smaller term is negligible in their sum.
+_NEGLIGIBLE_NATS = 60.0
+
+# In a longer range of log u, nodes are not counted, because their number exceeds the digits of x.
 _MAX_COUNTED_NATS = 1e14
+
 # a term with a smaller expected count in S affects no digit of p'
 _RARE_COUNT = 1e-22
 
@@ -47,36 +49,41 @@ class SumTerms(NamedTuple):
     def log_ratios_to(self, origin: int) -> FloatArray:
         """Return ``log(term / term[origin])`` (k,) for each term.
 
-        If both terms are far below the largest term, the difference of their logs relative to it
-        loses digits. So this subtracts the original logits.
+        `log_terms` are relative to the largest term. Far below it, differences of `log_terms` lose
+        digits. So this function subtracts the original logits.
         """
         divisors = self.log_divisors
+
         # infinity - infinity would be NaN: a missing term has a log divisor of infinity
-        apart = np.where(divisors < np.inf, divisors - divisors[origin], np.inf)
+        divisor_logs = np.where(divisors < np.inf, divisors - divisors[origin], np.inf)
+
         with np.errstate(over="ignore"):
-            away = np.clip(self.logits - self.logits[origin], -LARGEST_FLOAT, LARGEST_FLOAT)
-        logs: FloatArray = away - apart
+            logit_differences = np.clip(
+                self.logits - self.logits[origin], -LARGEST_FLOAT, LARGEST_FLOAT
+            )
+        logs: FloatArray = logit_differences - divisor_logs
         return logs
 
     @property
     def reference_index(self) -> int:
         """Index of the term with the largest logit among the terms that are not rare.
 
-        The logs of all terms are relative to its logit. A rare term may be so much larger that
-        relative to it the differences between all other terms would be rounded away.
+        All logs of terms are relative to the logit of this term. A rare term may be so much larger
+        that, relative to it, the differences between the other terms would be rounded away.
         """
-        there = self.log_divisors < np.inf
-        seen = there & (self.counts > _RARE_COUNT)
-        return int(np.where(seen if seen.any() else there, self.logits, -np.inf).argmax())
+        is_possible = self.log_divisors < np.inf
+        is_frequent = is_possible & (self.counts > _RARE_COUNT)
+        is_candidate = is_frequent if is_frequent.any() else is_possible
+        return int(np.where(is_candidate, self.logits, -np.inf).argmax())
 
     @property
     def log_terms(self) -> FloatArray:
         """Logs (k,) of the terms, minus the logit at `reference_index`; -inf for a missing term."""
         with np.errstate(over="ignore"):
-            away = np.clip(
+            logit_differences = np.clip(
                 self.logits - self.logits[self.reference_index], -LARGEST_FLOAT, LARGEST_FLOAT
             )
-        logs: FloatArray = away - self.log_divisors
+        logs: FloatArray = logit_differences - self.log_divisors
         return logs
 
     @property
@@ -93,7 +100,8 @@ class SumTerms(NamedTuple):
         order = np.argsort(self.log_terms[kept])
         logits = logits[order]
         logs = self.log_terms[kept][order]
-        starts = np.flatnonzero(np.append(True, np.diff(logs) > _APART_NATS))
+
+        starts = np.flatnonzero(np.append(True, np.diff(logs) > _NEGLIGIBLE_NATS))
         with np.errstate(over="ignore"):
             spans = np.maximum.reduceat(logits, starts) - np.minimum.reduceat(logits, starts)
         return float(spans.max() + divisors.max())
@@ -105,22 +113,21 @@ class ClassWeights(NamedTuple):
     log_probs: FloatArray  # (n,) log-softmax
     probs: FloatArray  # (n,) softmax
     logits: FloatArray  # (n,) as the caller gave them
-    # (n,) log divisor of a draw; infinite if a draw has weight 0
-    log_divisors: FloatArray
+    log_divisors: FloatArray  # (n,) of a draw; infinite if a draw has weight 0
     label: int
     # log divisor of the label's fixed term, which is in S without being drawn; infinite if S has no
     # such term
     label_log_divisor: float
 
-    def terms(self, which: IntArray, counts: FloatArray) -> SumTerms:
-        """Return the terms of the classes `which` (k,), followed by the label's fixed term in S.
+    def terms(self, drawn: IntArray, counts: FloatArray) -> SumTerms:
+        """Return the terms of the classes `drawn` (k,), followed by the label's fixed term in S.
 
         `counts` (k,) are the expected numbers of draws of the classes.
         """
-        every = np.append(which, self.label)
-        divisors = self.log_divisors[which]
+        ids = np.append(drawn, self.label)
+        divisors = self.log_divisors[drawn]
         return SumTerms(
-            self.logits[every], np.append(divisors, self.label_log_divisor), np.append(counts, 1.0)
+            self.logits[ids], np.append(divisors, self.label_log_divisor), np.append(counts, 1.0)
         )
 
 
@@ -131,11 +138,13 @@ def make_weights(
     log_probs, probs, _ = softmax_and_other_mass(logits, label)
     with np.errstate(divide="ignore"):
         log_divisors = np.log(divisors)
+
     label_log_divisor = float(log_divisors[label]) if scheme.corrects_label else 0.0
     if not scheme.label_in_sum:
         label_log_divisor = np.inf
     if not scheme.draws_label:
         log_divisors[label] = np.inf
+
     return ClassWeights(log_probs, probs, logits, log_divisors, label, label_log_divisor)
 
 
@@ -143,15 +152,18 @@ def make_weights(
 
 
 def log_mean_and_scale(terms: SumTerms) -> tuple[float, float]:
-    """Return log E[S] and the log of the scale of S that places the nodes.
+    """Return log E[S], and the log of the scale of S.
 
-    A rule for nodes returns x; log u of the node is x minus this log scale.
+    The log scale places the nodes: a rule for nodes returns x, and log u of the node is x minus the
+    log scale.
     """
     logs = terms.log_terms
-    some = (terms.counts > _RARE_COUNT) & (logs > -np.inf)
-    top = float(logs[some].max())
-    reference = top + math.log(float((terms.counts[some] * np.exp(logs[some] - top)).sum()))
-    return reference, max(top, reference) + _LOG_U_TO_LARGEST_TERM
+    is_frequent = (terms.counts > _RARE_COUNT) & (logs > -np.inf)
+    largest = float(logs[is_frequent].max())
+    log_mean = largest + math.log(
+        float((terms.counts[is_frequent] * np.exp(logs[is_frequent] - largest)).sum())
+    )
+    return log_mean, max(largest, log_mean) + _LOG_U_TO_LARGEST_TERM
 
 
 class QuadratureNode(NamedTuple):
@@ -164,26 +176,26 @@ class QuadratureNode(NamedTuple):
     weights: FloatArray
 
 
-# A rule for nodes: maps the number of a node to its x, see `log_mean_and_scale`, and to its
-# `QuadratureNode.weights`.
+# A rule for nodes is a function of the index of a node. It returns x, see `log_mean_and_scale`, and
+# the `QuadratureNode.weights`.
 NodeRule = Callable[[int], tuple[float, FloatArray]]
 
 
-def double_exponential_node(number: int) -> tuple[float, FloatArray]:
+def double_exponential_node(index: int) -> tuple[float, FloatArray]:
     """Return x and the weights (3,) of a node of the double exponential rule (B24)."""
-    z = _FIRST_Z + number * _LOG_U_STEP
-    early = math.exp(-z)
-    weight = _LOG_U_STEP * (1.0 + early)
-    even = 2.0 * weight if number % 2 == 0 else 0.0
-    return z - early, np.array([weight, even, weight])
+    z = _FIRST_Z + index * _LOG_U_STEP
+    left_tail = math.exp(-z)
+    weight = _LOG_U_STEP * (1.0 + left_tail)
+    even_weight = 2.0 * weight if index % 2 == 0 else 0.0
+    return z - left_tail, np.array([weight, even_weight, weight])
 
 
-def equidistant_node(number: int) -> tuple[float, FloatArray]:
+def equidistant_node(index: int) -> tuple[float, FloatArray]:
     """Return x and the weights (3,) of a node of the equidistant rule, with the error bound (B79).
 
     The weight by every second node is 0.
     """
-    return number * _LOG_U_STEP + _FIRST_EVEN_LOG_U, np.array([_LOG_U_STEP, 0.0, _LOG_U_STEP])
+    return index * _LOG_U_STEP + _FIRST_EVEN_LOG_U, np.array([_LOG_U_STEP, 0.0, _LOG_U_STEP])
 
 
 def quadrature_nodes(
@@ -191,71 +203,73 @@ def quadrature_nodes(
 ) -> Iterator[QuadratureNode]:
     """Yield nodes in increasing log u, without end; the caller stops when exp(-u S) is 0.
 
-    `reference` and `log_scale` are the results of `log_mean_and_scale`. If two terms differ by many
-    nats, exp(-u S) is constant between their inverses. All nodes in this range are yielded as one
-    node with the sum of their weights, so that the time does not grow with the distance. After such
-    a range log u has lost its digits, so distances are measured from the next term instead.
+    `reference` and `log_scale` are the results of `log_mean_and_scale`. If the logs of two terms
+    differ by many nats, exp(-u S) is constant between the inverses of the two terms. All nodes in
+    this range are yielded as one node with the sum of their weights, so that the time does not grow
+    with the range. After such a range log u has lost its digits, so that distances are measured
+    from the next term instead.
     """
     logs = terms.log_terms
     near_mean = int(np.abs(logs - reference).argmin())
-    above_that = reference - float(logs[near_mean])
+    mean_offset = reference - float(logs[near_mean])
 
     logs = logs - log_scale
-    start = 0.0
-    number = 0
+    origin = 0.0
+    index = 0
     while True:
-        x, weights = rule(number)
-        log_decay = logs + (x - start)
-        log_mean = float(log_decay[near_mean]) + above_that
+        x, weights = rule(index)
+        log_decay = logs + (x - origin)
+        log_mean = float(log_decay[near_mean]) + mean_offset
         yield QuadratureNode(log_decay, log_mean, weights)
-        number += 1
+        index += 1
 
-        ahead = log_decay <= _LOG_DECAY_OF_ONE
+        # the terms w with exp(-u w) = 1 at this node, which matter at larger u
+        is_ahead = log_decay <= _LOG_DECAY_OF_ONE
         mean_is_ahead = log_mean <= _LOG_DECAY_OF_ONE
-        ahead &= log_decay > -np.inf
-
+        is_ahead &= log_decay > -np.inf
         if (
             x < _EVEN_FROM_LOG_U
             or integrand_changes(np.append(log_decay, log_mean))
-            or not ahead.any()
+            or not is_ahead.any()
         ):
             continue
 
-        next_log = max(float(log_decay[ahead].max()), log_mean if mean_is_ahead else -np.inf)
+        next_log = max(float(log_decay[is_ahead].max()), log_mean if mean_is_ahead else -np.inf)
         distance = min(_LOG_DECAY_OF_ONE - next_log, LARGEST_FLOAT)
         if distance <= 2.0 * _LOG_U_STEP:
             continue
 
+        # skip whole pairs of nodes, so that even nodes remain even
         skipped = distance
-        if distance < _MAX_COUNTED_NATS:  # skip whole pairs, so that even nodes remain even
+        if distance < _MAX_COUNTED_NATS:
             skipped = 2.0 * _LOG_U_STEP * math.floor(0.5 * distance / _LOG_U_STEP)
 
-        both = weights + rule(number)[1]
-        yield QuadratureNode(log_decay, log_mean, both * (0.5 / _LOG_U_STEP) * skipped)
+        pair_weights = weights + rule(index)[1]
+        yield QuadratureNode(log_decay, log_mean, pair_weights * (0.5 / _LOG_U_STEP) * skipped)
 
-        logs = _logs_relative_to_largest(terms, log_decay, ahead)
-        start = x
-
-        next_log = float(logs[ahead].max())
+        logs = _logs_relative_to_largest(terms, log_decay, is_ahead)
+        origin = x
+        next_log = float(logs[is_ahead].max())
         if mean_is_ahead:
-            next_log = max(next_log, float(logs[near_mean]) + above_that)
+            next_log = max(next_log, float(logs[near_mean]) + mean_offset)
         logs += _LOG_DECAY_OF_ONE - (distance - skipped) - next_log
 
 
 def _logs_relative_to_largest(
-    terms: SumTerms, log_decay: FloatArray, ahead: NDArray[np.bool_]
+    terms: SumTerms, log_decay: FloatArray, is_ahead: NDArray[np.bool_]
 ) -> FloatArray:
-    """Return the logs (k,) of all terms, relative to the largest term that is marked in `ahead`."""
-    origin = int(np.where(ahead, log_decay, -np.inf).argmax())
+    """Return the logs (k,) of all terms, relative to the largest term marked in `is_ahead`."""
+    origin = int(np.where(is_ahead, log_decay, -np.inf).argmax())
     logs = terms.log_ratios_to(origin)
+
     # `log_decay` may have rounded the differences of distant terms away: a term may be larger
-    better = int(np.where(ahead, logs, -np.inf).argmax())
-    return logs if better == origin else terms.log_ratios_to(better)
+    largest = int(np.where(is_ahead, logs, -np.inf).argmax())
+    return logs if largest == origin else terms.log_ratios_to(largest)
 
 
 def integrand_changes(log_decay: FloatArray) -> bool:
-    """Return whether exp(-u S) changes with u at this node.
+    """Return whether exp(-u S) changes with u at the node, given `log_decay` (k,) of its terms.
 
-    It is constant between the inverses of two terms that differ by many nats.
+    exp(-u S) is constant between the inverses of two terms whose logs differ by many nats.
     """
     return bool(((log_decay > _LOG_DECAY_OF_ONE) & (log_decay < _LOG_DECAY_OF_ZERO)).any())
