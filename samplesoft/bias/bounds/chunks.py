@@ -34,7 +34,10 @@ class SpreadSums(Pass):
 
     @classmethod
     def after(cls, results: PassResults) -> Any:
-        """Return this pass, or the bounds if they are trivial, from the first three passes."""
+        """Return this pass, given the results of the first three, or the bounds if they are trivial.
+
+        `trivial_bounds` says when they are.
+        """
         trivial = trivial_bounds(negative_sums(results.draws), 1)
         return cls(results) if trivial is None else _TrivialBounds(*trivial)
 
@@ -61,7 +64,7 @@ class SpreadSums(Pass):
 class BoundSums(Pass):
     """The fifth pass: sums of the bounds over all classes.
 
-    By the constraint that the bias sums to 0, they tighten the bounds of each class.
+    The sums tighten the bounds of each class, by the constraint that the bias sums to 0.
     """
 
     stage = "bounds"
@@ -71,11 +74,13 @@ class BoundSums(Pass):
         self.spread = spread
         self.ends = EndTotals()
         self.negatives = negative_sums(results.draws)
+
         transform = None
         if has_accurate_ratios(results.draws, self.negatives):
             transform = make_transform_bounds(
                 results.draws, results.ratios, results.atoms[0], self.negatives.log_error_bound
             )
+
         self.bounds = ClassBounds(results.draws, self.negatives, spread, transform)
 
     def empty(self) -> BoundSums:
@@ -99,12 +104,12 @@ class BoundSums(Pass):
         return _ChunkBounds(self)
 
     def tightened_bounds(self, start: int, logits: Any, q: Any) -> FloatArray:
-        """Return the tightened lower and upper bounds (2, k) of the k classes of a chunk."""
+        """Return tightened lower and upper bounds (2, k) on the bias of the k classes of a chunk."""
         lower, upper = self._loose_bounds(start, logits, q)
         return np.stack(tighten_by_zero_sum(lower, upper, self.ends, self.negatives.num))
 
     def _loose_bounds(self, start: int, logits: Any, q: Any) -> tuple[FloatArray, FloatArray]:
-        """Return the lower and upper bounds of a chunk, both (k,), before they are tightened."""
+        """Return lower and upper bounds on the bias of a chunk, both (k,), not yet tightened."""
         columns, label = _logs_of_chunk(self.results, self.negatives, start, logits, q)
         return self.bounds.bounds_of_classes(label, columns)
 
@@ -118,9 +123,9 @@ def _logs_of_chunk(
     """
     o, proposal = check_chunk(start, logits, q, results.totals)
     label = results.totals.label - start
-    others = np.arange(len(o)) != label
+    is_negative = np.arange(len(o)) != label
     index = label if 0 <= label < len(o) else None
-    return negatives.compute_logs(o[others], proposal[others]), index
+    return negatives.compute_logs(o[is_negative], proposal[is_negative]), index
 
 
 class _ChunkBounds(NamedTuple):
@@ -129,23 +134,23 @@ class _ChunkBounds(NamedTuple):
     bound_sums: BoundSums
 
     def evaluate(self, start: int, logits: Any, q: Any) -> FloatArray:
-        """Return the lower and upper bounds (2, k) of the k classes from index `start` on."""
+        """Return lower and upper bounds (2, k) on the bias of the classes of one chunk."""
         return self.bound_sums.tightened_bounds(start, logits, q)
 
 
 def bounds_of_chunk(
     bounds: _ChunkBounds | _TrivialBounds, start: int, logits: Any, q: Any
 ) -> FloatArray:
-    """Return the lower and upper bounds (2, k) of the k classes from index `start` on."""
+    """Return lower and upper bounds (2, k) on the bias of the k classes from index `start` on."""
     return bounds.evaluate(start, logits, q)
 
 
 class _TrivialBounds(NamedTuple):
-    """Bounds (1,) that are the same for all classes."""
+    """Bounds (1,) on the bias that are the same for all classes."""
 
     lower: FloatArray
     upper: FloatArray
 
     def evaluate(self, start: int, logits: Any, q: Any) -> FloatArray:
-        """Return the lower and upper bounds (2, k) of the k classes from index `start` on."""
+        """Return lower and upper bounds (2, k) on the bias of the classes of one chunk."""
         return np.broadcast_to(np.stack([self.lower, self.upper]), (2, len(logits)))

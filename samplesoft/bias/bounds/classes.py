@@ -14,28 +14,27 @@ from samplesoft.bias.with_replacement.draws import Draws
 
 TINY = float(np.finfo(np.float64).tiny)
 _LOGS_PER_BOUND = 8.0  # largest number of rounded logs that add up in a bound
+
 # with a larger error of the logs (from logits that differ by 1e12), ratios have no correct digit
 _MAX_LOG_ROUNDING = 1e-3
 
 
 def trivial_bounds(sums: NegativeSums, num_classes: int) -> tuple[FloatArray, FloatArray] | None:
-    """Return lower and upper bounds, both (num,), if they are trivial; otherwise None.
+    """Return lower and upper bounds, both (num_classes,), if they are trivial; otherwise None.
 
     The bounds are 0 if there is a single negative, and -1 and 1 if the logs have no correct digits.
     """
     if sums.num - 1 + (sums.q_masked > 0.0) == 1:
         return np.zeros(num_classes), np.zeros(num_classes)
-    return (
-        (np.full(num_classes, -1.0), np.ones(num_classes))
-        if sums.log_error_bound > _MAX_LOG_ROUNDING
-        else None
-    )
+    if sums.log_error_bound > _MAX_LOG_ROUNDING:
+        return np.full(num_classes, -1.0), np.ones(num_classes)
+    return None
 
 
 class ClassBounds:
     """Bounds on the bias of each class of one example.
 
-    They do not yet use the constraint that the bias sums to 0 over the classes.
+    `tighten_by_zero_sum` later tightens them by the constraint that the bias sums to 0.
     """
 
     def __init__(
@@ -49,8 +48,10 @@ class ClassBounds:
         self._negatives = sums
         self._slack = _LOGS_PER_BOUND * sums.log_error_bound
         self._gaps = GapBounds(draws, sums, spread, self._slack, transform)
+
+        # logs of the lower and the upper bound on the gap for the label
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-            self._at_label = self._gaps.log_bounds(self._m, np.array([sums.log_a]), np.zeros(1))
+            self._label_gaps = self._gaps.log_bounds(self._m, np.array([sums.log_a]), np.zeros(1))
 
     def bounds_of_classes(
         self, label: int | None, columns: FloatArray
@@ -62,9 +63,8 @@ class ClassBounds:
         """
         m = self._m
         slack = self._slack
-        sums = self._negatives
-        log_a = sums.log_a
-        log_zt = sums.log_zt
+        log_a = self._negatives.log_a
+        log_zt = self._negatives.log_zt
         log_m = math.log(m)
         log_p, _, log_ratio, log_deviation = columns
 
@@ -79,13 +79,14 @@ class ClassBounds:
             other_gaps = self._gaps.log_bounds(m - 1, log_base, log_mu)
 
             ends = []
-            for sign, label_gap, gap in zip((-1.0, 1.0), self._at_label, other_gaps, strict=True):
-                widen = 1.0 + sign * slack
-                label_end = float(np.exp(log_a + label_gap[0])) * widen + sign * TINY
+            for sign, label_gap, gap in zip((-1.0, 1.0), self._label_gaps, other_gaps, strict=True):
+                factor = 1.0 + sign * slack
+                label_end = float(np.exp(log_a + label_gap[0])) * factor + sign * TINY
                 second_term = np.exp(log_p + gap)
-                end = first_term + sign * (slack * first_magnitude + TINY) + second_term * widen
+                end = first_term + sign * (slack * first_magnitude + TINY) + second_term * factor
                 ends.append((label_end, end))
 
+            # p' lies between 0 and 1
             floor = np.append(-np.exp(log_p) * (1.0 + slack) - TINY, 0.0)
             label_end = float(np.exp(log_zt)) * (1.0 + slack) + TINY
             ceiling = np.append(slack - np.expm1(log_p), label_end)
@@ -139,11 +140,11 @@ def tighten_by_zero_sum(
 ) -> tuple[FloatArray, FloatArray]:
     """Return `lower` and `upper` (k,), tightened by the constraint that the bias sums to 0.
 
-    The bias of a class is minus the sum of the bias of all other classes, which lies between the
-    sums of their bounds. `ends` are the sums of the bounds over all n classes.
+    The bias of a class is minus the sum of the bias of all other classes, and this sum lies between
+    the sums of their lower and of their upper bounds. `ends` are the sums over all n classes.
     """
     lower_sum, upper_sum, magnitude = ends.totals.value.tolist()
     rounding = EPS * (n + 8) * magnitude
-    return np.maximum(lower, upper - upper_sum - rounding), np.minimum(
-        upper, lower - lower_sum + rounding
-    )
+    tight_lower = np.maximum(lower, upper - upper_sum - rounding)
+    tight_upper = np.minimum(upper, lower - lower_sum + rounding)
+    return tight_lower, tight_upper

@@ -49,8 +49,7 @@ from samplesoft.bias.without_replacement.terms import equidistant_node, make_wei
 from samplesoft.schemes import Scheme, as_scheme
 
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
-# absolute, of the parts of E[p'] that the nodes in u leave out
-_SET_TRUNCATION = 1e-16
+_SET_TRUNCATION = 1e-16  # absolute error of E[p'], because the nodes in u end
 _SET_EXPONENT_ROUNDING = 64.0 * EPS  # relative rounding error of an exponent summed over classes
 
 
@@ -263,12 +262,12 @@ def _require_set_or_bounds(scheme: Scheme) -> None:
 def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
     """Return the lower and upper bounds, both (n,), of one example, for draws with replacement."""
     sums = negative_sums(draws)
-    is_other = np.arange(len(draws.q)) != draws.label
     trivial = trivial_bounds(sums, len(draws.q))
     if trivial is not None:
         return trivial
 
-    columns = sums.compute_logs(draws.logits[is_other], draws.q[is_other])
+    is_negative = np.arange(len(draws.q)) != draws.label
+    columns = sums.compute_logs(draws.logits[is_negative], draws.q[is_negative])
     spread = RatioRange().add(columns).add(sums.masked_hit_logs)
 
     transform = None
@@ -279,9 +278,8 @@ def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
                 draws, ratios, make_atoms(draws, ratios), sums.log_error_bound
             )
 
-    lower, upper = ClassBounds(draws, sums, spread, transform).bounds_of_classes(
-        draws.label, columns
-    )
+    bounds = ClassBounds(draws, sums, spread, transform)
+    lower, upper = bounds.bounds_of_classes(draws.label, columns)
     return tighten_by_zero_sum(lower, upper, EndTotals().add(lower, upper), len(draws.q))
 
 
@@ -312,33 +310,26 @@ def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[Float
     expected[drawn] = sums.expected_probs[0]
     expected[label] += sums.expected_base_prob[0]
 
-    relative_error = TRANSFORM_ROUNDING + _SET_EXPONENT_ROUNDING * (
+    exponent_error = _SET_EXPONENT_ROUNDING * (
         race.max_exponent + inputs.num_sampled + FARTHEST_EXPONENT
     )
-    relative_error = 2.0 * (relative_error + rule_error) + relative_term_error(
-        terms.max_log_magnitude
-    )
-    divisor_error = inclusion_error / inclusion
+    term_error = relative_term_error(terms.max_log_magnitude)
+    relative_error = 2.0 * (TRANSFORM_ROUNDING + exponent_error + rule_error) + term_error
 
     # if pi_k has no correct digits, the sets that contain k count as left out
+    divisor_error = inclusion_error / inclusion
     is_unknown = divisor_error > 0.5
-    absolute_error = (
-        truncation + 2.0 * float((inclusion + inclusion_error)[is_unknown].sum()) + _SET_TRUNCATION
-    )
+    unknown_prob = float((inclusion + inclusion_error)[is_unknown].sum())
+    absolute_error = truncation + 2.0 * unknown_prob + _SET_TRUNCATION
     divisor_error[is_unknown] = 0.0
 
+    sum_error = float((expected * divisor_error).sum())
     half_width = (
-        4.0
-        * (
-            expected * (2.0 * relative_error + divisor_error)
-            + float((expected * divisor_error).sum())
-        )
-        + absolute_error
+        4.0 * (expected * (2.0 * relative_error + divisor_error) + sum_error) + absolute_error
     )
     half_width += relative_error * weights.probs + TINY
 
     bias = expected - weights.probs
-
     lower = np.maximum(bias - half_width, -weights.probs * (1.0 + relative_error))
     upper = np.minimum(bias + half_width, 1.0)
     return tighten_by_zero_sum(lower, upper, EndTotals().add(lower, upper), len(bias))

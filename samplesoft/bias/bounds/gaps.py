@@ -21,17 +21,16 @@ from samplesoft.bias.with_replacement.nodes import evaluate_nodes
 from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels.exponential import exp64
 
-# with a larger error of their logs, ratios have no useful transform
-_MAX_LOG_ROUNDING = 1e-9
+_MAX_LOG_ROUNDING = 1e-9  # with a larger error of log r, the transform of r is useless
 _LOG_STEP = 0.2  # in log v, of the trapezoid rule
 _FIRST_LOG_RATE = -14.0  # log(m v mean) at the first node
 _BASES_PER_CHUNK = 1 << 14
+
 # relative error of the Laplace transform and of sums; by panels, exp(-v r) has an error of 2e-15
 TRANSFORM_ROUNDING = 1e-12
-# nodes at which the transform loses more than 8 digits are dropped
-_MAX_DIGIT_LOSS = 1e8
-# for u base > 700, exp(-700) is an upper bound on exp(-u base)
-FARTHEST_EXPONENT = 700.0
+
+_MAX_DIGIT_LOSS = 1e8  # nodes at which the transform loses more than 8 digits are not used
+FARTHEST_EXPONENT = 700.0  # for y > 700, exp(-700) is an upper bound on exp(-y)
 _UNDERFLOW_EXPONENT = 745.0  # exp(-745) is nearly the smallest positive float64
 
 
@@ -69,8 +68,8 @@ class GapBounds:
     """Bounds on ``E[1/S] - 1/E[S]`` of one example, for any number of draws and any base of S.
 
     S is the base plus the sum of r / m over the draws. There are two kinds of bounds: from the
-    variance and range of r, and from its Laplace transform, if `transform` is not None. The closer
-    one is used. `slack` bounds the relative error of each value in the bounds.
+    variance and range of r, and, if `transform` is not None, from the Laplace transform of r. The
+    closer bound is used. `slack` bounds the relative error of each value in the bounds.
     """
 
     def __init__(
@@ -102,8 +101,8 @@ class GapBounds:
     ) -> tuple[FloatArray, FloatArray]:
         """Return the logs of a lower and of an upper bound on the gap, both (k,), for k bases of S.
 
-        `num_draws` is the number of draws in S, `log_base` (k,) the log of each base, and `log_mu` (k,)
-        the log of E[S].
+        `num_draws` is the number of draws in S. `log_base` (k,) is the log of each base, and
+        `log_mu` (k,) the log of E[S].
         """
         # Var[S] / (E[S]^2 s), with s at the upper and the lower end of the range of S
         low, high = (
@@ -113,8 +112,9 @@ class GapBounds:
         )  # fmt: skip
         if self._transform is None or num_draws == 0:
             return low, high
+
+        # fmax and fmin ignore NaN, which means that the transform has no bound for a base
         below, above = self._bounds_by_transform(self._transform, num_draws, np.exp(log_base))
-        # fmax and fmin ignore NaN: the transform has no bound for such a base
         return np.fmax(low, np.log(below)), np.fmin(high, np.log(above))
 
     def _bounds_by_transform(
@@ -122,8 +122,8 @@ class GapBounds:
     ) -> tuple[FloatArray, FloatArray]:
         """Return a lower and an upper bound on the gap, both (k,), for k bases of S, eq. (B79).
 
-        ``1/S`` is the integral of ``exp(-u S)`` over u. By the trapezoid rule in log u, the gap has
-        a relative error with a proved bound, for every distribution of S.
+        ``1/S`` is the integral of ``exp(-u S)`` over u. The trapezoid rule in log u computes it
+        with a relative error that has a proved bound, for every distribution of S.
         """
         m = self._m
         slack = self._slack
@@ -132,28 +132,26 @@ class GapBounds:
         u = m * transform.v
         decay = num_draws * transform.v * transform.mean_ratio
         with np.errstate(all="ignore"):  # a bound that is not finite is ignored
-            # With X = S - base, E exp(-u X) - exp(-u E[X]) cancels for small u. The product
-            # exp(log E exp(-u X)) (1 - exp(-excess)) does not. Both give bounds: take the closer.
-            product = [
+            # With X = S - base, the difference E exp(-u X) - exp(-u E[X]) cancels for small u. It
+            # equals exp(log E exp(-u X)) (1 - exp(-excess)), in which nothing cancels. Both forms
+            # yield bounds, and the closer one is used.
+            products = [
                 np.exp(num_draws * excess - decay + sign * 2.0 * slack * decay)
                 * -np.expm1(-num_draws * excess)
                 for sign, excess in ((-1.0, transform.excess_low), (1.0, transform.excess_high))
             ]
 
-            difference_low = np.exp(num_draws * transform.log_transform_low) - np.exp(
-                -(1.0 - 2.0 * slack) * decay
-            )
+            transform_low = np.exp(num_draws * transform.log_transform_low)
             transform_high = np.exp(num_draws * transform.log_transform_high)
+            difference_low = transform_low - np.exp(-(1.0 - 2.0 * slack) * decay)
 
-            low = step * u * np.maximum(np.fmax(product[0], difference_low), 0.0)
-            high = step * u * np.fmin(product[1], transform_high)
+            low = step * u * np.maximum(np.fmax(products[0], difference_low), 0.0)
+            high = step * u * np.fmin(products[1], transform_high)
             if transform_high[-1] > 0.0:
                 min_sum = float(base.min(initial=np.inf)) * (1.0 - slack)
                 min_sum += math.exp(self._log_ends[1]) * num_draws / m
-                high[-1] += (
-                    step * transform_high[-1] * _sum_beyond_last_node(float(u[-1]), step, min_sum)
-                )
-
+                tail = _sum_beyond_last_node(float(u[-1]), step, min_sum)
+                high[-1] += step * transform_high[-1] * tail
             high = np.where(np.isnan(high), np.inf, high)
 
         is_kept = high > 0.0
@@ -163,6 +161,7 @@ class GapBounds:
             _exponential_sums(base[chunk], u[is_kept], low[is_kept], high[is_kept], sums[:, chunk])
 
         thread_for_each(bound_slice, chunks(len(base), _BASES_PER_CHUNK))
+
         variance = math.exp(min(self._log_variance[1], LARGEST_EXPONENT))
         sums[1] += _sum_before_first_node(float(u[0]), step, variance * num_draws / m**2)
 
@@ -173,7 +172,7 @@ class GapBounds:
 
 
 def log_fraction(num_draws: int, m: int) -> float:
-    """Return ``log(draws / m)``, which is -inf for 0 draws."""
+    """Return ``log(num_draws / m)``, which is -inf for 0 draws."""
     return math.log(num_draws) - math.log(m) if num_draws else -math.inf
 
 
@@ -187,26 +186,26 @@ def _sum_before_first_node(u: float, step: float, variance: float) -> float:
 
 
 def _sum_beyond_last_node(u: float, step: float, min_sum: float) -> float:
-    """Return the sum of ``w exp((u - w) least)`` over all nodes w after the last one, `u`.
+    """Return the sum of ``w exp((u - w) min_sum)`` over all nodes w after the last one, `u`.
 
     `min_sum` is the smallest possible S. The result bounds the terms that are left out, relative to
     the transform at u.
     """
-    span = (
-        math.log(_UNDERFLOW_EXPONENT) - math.log(min_sum) - math.log(u)
-        if min_sum > 0.0
-        else math.inf
-    )
+    if not min_sum > 0.0:
+        return math.inf
+    span = math.log(_UNDERFLOW_EXPONENT) - math.log(min_sum) - math.log(u)
     if span > FARTHEST_EXPONENT:
         return math.inf
+
     later_nodes = u * np.exp(step * np.arange(1.0, max(span / step, 1.0) + 2.0))
     return float((later_nodes * np.exp((u - later_nodes) * min_sum)).sum())
 
 
 def trapezoid_error(step: float) -> float:
     """Return a bound on the relative error of the gap by the trapezoid rule in log u, eq. (B79)."""
+    # the terms of (B79) fall like exp(-pi^2 n / step)
     total = 0.0
-    for n in range(1, 20):  # terms of (B79), which fall like exp(-pi^2 n / step)
+    for n in range(1, 20):
         y = 2.0 * math.pi * n / step
         gamma = math.sqrt(2.0 * math.pi * y / -math.expm1(-2.0 * math.pi * y))
         gamma *= math.exp(-0.5 * math.pi * y)
@@ -258,22 +257,19 @@ def has_accurate_ratios(draws: Draws, sums: NegativeSums) -> bool:
 def make_transform_bounds(
     draws: Draws, ratios: Ratios, atoms: Atoms, rounding: float
 ) -> TransformBounds | None:
-    """Return bounds on the Laplace transform of one draw, or None if no node has correct digits.
+    """Return bounds on the Laplace transform of the ratio r of one draw, at nodes v.
 
-    `rounding` bounds the errors of the logs of the ratios.
+    Nodes at which rounding leaves no correct digits are omitted. Returns None if no node is left.
+    `rounding` bounds the errors of the log ratios.
     """
     log_mean = math.log(draws.mean_ratio)
+    log_m = math.log(draws.num_draws)
     with np.errstate(all="ignore"):
-        # the last node: exp(-u S) has decayed for the smallest possible S
-        log_min_rate = math.log(draws.num_draws) + float(
-            np.logaddexp(draws.log_base, ratios.log_r0)
-        )
-        max_log_v = min(
-            math.log(_UNDERFLOW_EXPONENT) - log_min_rate,
-            LARGEST_EXPONENT - math.log(draws.num_draws),
-        )
+        # at the last node, exp(-u S) has decayed even for the smallest possible S
+        log_min_rate = log_m + float(np.logaddexp(draws.log_base, ratios.log_r0))
+        max_log_v = min(math.log(_UNDERFLOW_EXPONENT) - log_min_rate, LARGEST_EXPONENT - log_m)
 
-        x = np.arange(_FIRST_LOG_RATE - math.log(draws.num_draws) - log_mean, max_log_v, _LOG_STEP)
+        x = np.arange(_FIRST_LOG_RATE - log_m - log_mean, max_log_v, _LOG_STEP)
         nodes = evaluate_nodes(draws, ratios, atoms, x, np.zeros_like(x))
         digit_loss = np.exp(-nodes.log_scaled_transform)
 
@@ -288,13 +284,12 @@ def make_transform_bounds(
     error = relative * (excess + 2.0 * mean_exponent + digit_loss[is_accurate] - 1.0)
 
     with np.errstate(over="ignore", invalid="ignore"):
-        # is of second order in v, and so must be the bound on its error
+        # the excess is of second order in v, and so must be the bound on its error
         p = np.expm1(excess)
         root = np.sqrt(2.0 * p * np.exp(mean_exponent))
         error_near_zero = TRANSFORM_ROUNDING * p + 2.0 * rounding * (
             (2.0 + mean_exponent) * p + 2.0 * mean_exponent * root
         )
-
     error = np.fmin(error, error_near_zero)
 
     # A relative error of all ratios changes log E exp(-v r) by at most this error times v times the

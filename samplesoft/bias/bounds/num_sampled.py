@@ -104,6 +104,7 @@ def _exact_and_guaranteed(example: Example, scheme: Scheme, target: float) -> tu
 
     def norm_bound(m: int) -> float:
         lower, upper = example_bounds(make_draws(*example, m, scheme))
+
         # the bias sums to 0: its L1 norm is twice its positive part, and twice its negative part
         return 2.0 * float(min(np.maximum(upper, 0.0).sum(), np.maximum(-lower, 0.0).sum()))
 
@@ -115,40 +116,47 @@ def smallest_num_sampled(norm: Callable[[int], float], first: int, target: float
     """Return the smallest m >= `first` with ``norm(m) <= target``; the norm decreases with m.
 
     The norm is nearly proportional to 1/m, so that log(norm / target) is nearly linear in log m.
-    The search finds its root by regula falsi with the Illinois modification.
+    Regula falsi with the Illinois modification finds the root of this function of log m.
     """
 
     def log_excess(m: int) -> float:
         return math.log(max(norm(m), _MIN_NORM)) - math.log(target)
 
-    low, above = first, log_excess(first)
-    if above <= 0.0:
+    low = first
+    low_excess = log_excess(first)
+    if low_excess <= 0.0:
         return first
 
-    high, below = low, above
-    while below > 0.0:
-        low, above = high, below
-        high = max(2 * low, math.ceil(low * math.exp(min(above, 50.0))))
+    # bracket the root
+    high = low
+    high_excess = low_excess
+    while high_excess > 0.0:
+        low = high
+        low_excess = high_excess
+        high = max(2 * low, math.ceil(low * math.exp(min(low_excess, 50.0))))
         if high > LARGEST_COUNT:
             raise ValueError(
                 f"`bias` must be one that {LARGEST_COUNT:.0e} draws can reach, got {target:g}; "
                 "give a larger one."
             )
-        below = log_excess(high)
+        high_excess = log_excess(high)
 
-    last_sign = 0.0
+    # if the same end moves twice in a row, the excess of the other end is halved
+    previous_sign = 0.0
     while high - low > 1:
-        fraction = above / (above - below)
+        fraction = low_excess / (low_excess - high_excess)
         middle = round(math.exp((1.0 - fraction) * math.log(low) + fraction * math.log(high)))
         middle = min(max(middle, low + 1), high - 1)
 
-        at_middle = log_excess(middle)
-        if at_middle > 0.0:
-            low, above = middle, at_middle
-            below *= 0.5 if last_sign > 0.0 else 1.0
+        excess = log_excess(middle)
+        if excess > 0.0:
+            low = middle
+            low_excess = excess
+            high_excess *= 0.5 if previous_sign > 0.0 else 1.0
         else:
-            high, below = middle, at_middle
-            above *= 0.5 if last_sign < 0.0 else 1.0
-        last_sign = 1.0 if at_middle > 0.0 else -1.0
+            high = middle
+            high_excess = excess
+            low_excess *= 0.5 if previous_sign < 0.0 else 1.0
+        previous_sign = 1.0 if excess > 0.0 else -1.0
 
     return high
