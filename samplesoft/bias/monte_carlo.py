@@ -7,6 +7,7 @@ threads; the plan, which reduces every scheme to draws from one alias table; and
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from samplesoft.schemes import Scheme
 
 # for log weights between -600 and 600, weights and their sums neither overflow nor underflow
 _MAX_LINEAR_LOG = 600.0
+
 _MAX_BLOCKS = 64
 _MIN_DRAWS_PER_BLOCK = 1 << 15
 
@@ -64,7 +66,7 @@ class Simulation(NamedTuple):
     A bias is the mean over the trials, minus the value for the full softmax.
     """
 
-    bias: FloatArray  # (num_bins,) bias of the sum of p' in each bin
+    bias: FloatArray  # (num_bins,) of the sum of p' in each bin
     stderr: FloatArray  # (num_bins,)
     loss_bias: float
     loss_stderr: float
@@ -182,7 +184,9 @@ def _simulate_examples(
         stderr = np.zeros(1)
         loss_bias = 0.0
         loss_stderr = 0.0
-        if len(merged.remaining):  # otherwise all classes are always included
+
+        # without remaining classes, all classes are always included, and nothing is random
+        if len(merged.remaining):
             example = merged.logits, merged.label, merged.q
             bias, stderr, loss_bias, loss_stderr = simulate(
                 *example, m, scheme, num_trials, example_key, executor=executor
@@ -209,9 +213,8 @@ def simulate(
 ) -> Simulation:
     """Run `num_trials` trials of one checked example with `logits` and `q` (n,); return estimates.
 
-    In each trial p' is summed within bins of classes, and projected on the P columns of
-    `projection` (n, P). `bins` (n,) has the bin index of each class; by default each class is a
-    bin.
+    In each trial p' is summed within bins of classes, and multiplied by `projection` (n, P). `bins`
+    (n,) contains the bin index of each class; by default each class is a bin.
     """
     log_p = log_softmax(logits)
     p = np.exp(log_p)
@@ -224,20 +227,20 @@ def simulate(
     plan = _make_plan(log_p, label, q, m, scheme)
     run_block = partial(_simulate_block, plan, target, key, scheme.jackknife)
 
-    # a block needs O(n) memory and time for its setup, so each gets enough draws to outweigh this
+    # the setup of a block takes O(n) memory and time, so a block has enough draws to outweigh it
     max_blocks = num_trials * plan.words_per_trial // max(8 * len(p), _MIN_DRAWS_PER_BLOCK)
     num_blocks = min(max(max_blocks, 1), _MAX_BLOCKS, num_trials)
     blocks = chunks(num_trials, -(-num_trials // num_blocks))
-    results = (
-        thread_map(run_block, blocks)
-        if executor is None
-        else run_tasks(run_block, blocks, executor)
-    )
+    results: Iterable[tuple[FloatArray, FloatArray]]
+    if executor is None:
+        results = thread_map(run_block, blocks)
+    else:
+        results = run_tasks(run_block, blocks, executor)
 
     # for each bin, sums over the trials that draw from it: of p' - center, of its square, and of 1
     sums = np.zeros((len(center), 3))
 
-    # of the loss difference and the projections: mean, and sum of squared deviations from it
+    # for the loss difference and each projection: mean, and sum of squared deviations from the mean
     mean, squares = np.zeros((2, 1 + directions.shape[1]))
 
     # merge in the order of the blocks, so that the bits do not depend on the number of threads
@@ -246,12 +249,14 @@ def simulate(
         num_block_trials = trials.stop - trials.start
         change = block_mean - mean
         mean += change * (num_block_trials / trials.stop)
-        with np.errstate(over="ignore"):  # squares of losses beyond 1e154 overflow
+
+        # squares of losses beyond 1e154 overflow
+        with np.errstate(over="ignore"):
             squares += block_squares
             if trials.start:
                 squares += change**2 * (trials.start * num_block_trials / trials.stop)
 
-    # add the trials that did not draw from a bin: their p' - center is -center
+    # for the trials that did not draw from a bin, p' - center is -center
     num_missed = num_trials - sums[:, 2]
     difference_sum = sums[:, 0] - num_missed * center
     square_sum = sums[:, 1] + num_missed * center**2
@@ -271,29 +276,29 @@ class _Plan(NamedTuple):
     """
 
     label: int
-    num_draws: int  # number of draws, or its smallest value if it is random
-    words_per_trial: int  # number of words of the random stream for each trial
+    num_draws: int  # or its smallest value, if the number of draws is random
+    words_per_trial: int  # words of the random stream
+
     # (k,) cdf of the random number of draws minus `num_draws`, or empty if the number is fixed. If
     # it is random, a class that is drawn several times counts once.
     num_draws_cdf: FloatArray
-    thresholds: np.ndarray  # (n,) with `alias`: alias table of the draws
-    alias: np.ndarray  # (n,)
-    always_included: IntArray  # classes that are included in every trial
-    log_weights: FloatArray  # (n,) log weight of one draw of each class
-    weights: FloatArray  # (n,) exp(log_weights), or empty if this could overflow or underflow
-    # log of the base mass, which the label adds to S without being drawn
-    log_base: float
-    # log S + offset is the sampled loss minus the full softmax loss
-    offset: float
-    # whether to divide by the number of draws that are not the label
-    accepted_only: bool
+
+    # the alias table of the draws, (n,) and (n,)
+    thresholds: np.ndarray
+    alias: np.ndarray
+
+    always_included: IntArray  # (k,) classes that are included in every trial
+    log_weights: FloatArray  # (n,) of one draw of each class
+    weights: FloatArray  # (n,) exp(log_weights); empty if they could overflow or underflow
+    log_base: float  # log of the base mass, which is in S without a draw
+    offset: float  # log S + offset is the sampled loss minus the full softmax loss
+    accepted_only: bool  # whether S is divided by the number of draws that are not the label
 
 
 class _Observables(NamedTuple):
     """The observables of a trial: sums of p' in bins and projections of p', minus their centers."""
 
-    # (n,) bin index of each class, or empty if each class is a bin
-    bins: IntArray
+    bins: IntArray  # (n,) bin index of each class; empty if each class is a bin
     center: FloatArray  # (num_bins,) sum of the full softmax in each bin
     projection: FloatArray  # (n, P) directions of the projections
     projection_center: FloatArray  # (P,) projections of the full softmax
@@ -309,16 +314,15 @@ def _simulate_block(
 
 def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> _Plan:
     """Return the plan of one example: a scheme as an alias table, weights and a base mass."""
+    divisors = q.copy()
+    if scheme.excludes_label or scheme.divides_by_accepted:
+        divisors[label] = 0.0
+
     draws_cdf = np.zeros(0)
     always_included = np.zeros(0, np.int64)
     num_draws = m
     probs = q
     log_unit = 0.0
-
-    divisors = q.copy()
-    if scheme.excludes_label or scheme.divides_by_accepted:
-        divisors[label] = 0.0
-
     if scheme.independent:
         # To include each class independently without O(n) time, draw a Poisson number of classes
         # with replacement, in proportion to rates r. Each class is then drawn at least once with
@@ -329,20 +333,19 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
         num_draws, draws_cdf = _poisson_cdf(float(rates.sum()))
         probs = rates if draws_cdf.size else np.ones_like(q)
     else:
+        # with `divides_by_accepted`, each trial divides by its number of accepted draws instead
         log_unit = float(np.log(divisors.sum())) if divisors.any() else 0.0
-        if not scheme.divides_by_accepted:  # otherwise each trial divides by its number K of draws
+        if not scheme.divides_by_accepted:
             log_unit -= float(np.log(m))
         if scheme.excludes_label:
             probs = divisors
 
     log_weights = _divide_logs(log_p, divisors) + log_unit
-
     log_base = float(log_p[label]) if scheme.label_in_sum else -np.inf
     offset = 0.0
     if scheme.corrects_label:
         log_base = float(log_weights[label])
         offset = float(log_p[label]) - log_base
-
     if not scheme.draws_label:
         log_weights[label] = -np.inf
 
@@ -397,10 +400,10 @@ def _run_block(
 
     `ratios` (n + 1,) is workspace for the jackknife, or None without it.
 
-    Returns two arrays. The first has a row of sums for each bin, (num_bins, 4): the center; and
-    over the trials that draw from the bin, the sum of d = p' - center, the sum of d**2, and the
-    number of trials. The second (2, 1 + P) has the mean, and the sum of squared deviations from the
-    mean, of the loss difference and of the P projections.
+    Returns two arrays. The first (num_bins, 4) has four columns: the center of each bin; and, over
+    the trials that draw from the bin, the sum of d = p' - center, the sum of d**2, and the number
+    of trials. The second (2, 1 + P) is for the loss difference and the P projections: row 0 is the
+    mean, row 1 the sum of squared deviations from the mean.
     """
     n = len(plan.log_weights)
     num_bins = len(target.center)
@@ -413,7 +416,8 @@ def _run_block(
     counts = np.empty(capacity, np.int32)
     values = np.empty(capacity)
 
-    sums = np.zeros((num_bins, 4))  # with the center, so that a bin needs one cache line
+    # the center is stored with the sums, so that a bin needs one cache line
+    sums = np.zeros((num_bins, 4))
     for b in range(num_bins):
         sums[b, 0] = target.center[b]
 
@@ -437,6 +441,7 @@ def _run_block(
 
         if len(target.bins) > 0:
             size = _merge_bins(size, ids, values, target.bins, bin_slot)
+
         for k in range(size):
             b = ids[k]
             d = values[k] - sums[b, 0]
@@ -464,8 +469,9 @@ def _write_projections(
     out = x[1:]
     for i in range(len(center)):
         out[i] = 0.0
+
     for k in range(size):
-        # read once: the compiler cannot know that the loop does not change these arrays
+        # read these once: the compiler cannot know that the loop does not change the arrays
         value = values[k]
         row = projection[ids[k]]
         for i in range(len(center)):
@@ -486,7 +492,6 @@ def _draw_trial(
     for j in plan.always_included:
         ids[size] = j
         size += 1
-
     for k in range(size):
         seen[ids[k]] += 1
 
@@ -494,12 +499,14 @@ def _draw_trial(
     num_draws = plan.num_draws
     if len(plan.num_draws_cdf) > 0:
         num_random = count_below(plan.num_draws_cdf, uniform(key, position))
+
         # the uniform may exceed the last value of the cdf, which is rounded
         num_draws += min(num_random, len(plan.num_draws_cdf) - 1)
 
     for i in range(num_draws):
         word = mix64(key, position + np.uint64(i + 1))
         j = alias_draw(word, plan.thresholds, plan.alias)
+
         # no branch on whether j is new, because it would often be mispredicted
         ids[size] = j
         size += seen[j] == 0
@@ -509,7 +516,8 @@ def _draw_trial(
         counts[k] = min(seen[ids[k]], 1) if len(plan.num_draws_cdf) > 0 else seen[ids[k]]
         seen[ids[k]] = 0
 
-    counts[0] -= 1  # the label was inserted, not drawn
+    # the label was inserted, not drawn
+    counts[0] -= 1
     return size
 
 
@@ -534,7 +542,7 @@ def _write_draw_weights(
         weights[k] = 0.0
         if is_linear:
             weights[k] = plan.weights[ids[k]]
-        elif counts[k] > 0:  # the weight of a label that was not drawn might overflow
+        elif counts[k] > 0:  # the weight of an undrawn label might overflow
             weights[k] = math.exp(plan.log_weights[ids[k]] - log_unit)
         drawn_mass += counts[k] * weights[k]
 
@@ -587,6 +595,7 @@ def _write_jackknife_probs(
         if values[k] > 0.5 * total:
             heavy_index = k
             continue
+
         change = (drawn_mass - m * values[k]) / ((m - 1) * total)
         ratios[k] = change / (1.0 + change)
         sum_ratios += counts[k] * ratios[k]
@@ -596,6 +605,7 @@ def _write_jackknife_probs(
     if heavy_index > 0:
         log_heavy_unit, sum_without_heavy = _sum_without_class(plan, size, ids, counts, heavy_index)
         log_ratio_sum += math.log(sum_without_heavy / total) + (log_heavy_unit - log_unit)
+
     for k in range(1, size):
         values[k] *= counts[k] / total * (1.0 + sum_ratios - ratios[k])
         if heavy_index > 0 and k != heavy_index:
@@ -609,6 +619,7 @@ def _write_jackknife_probs(
         values[0] += fraction * (
             base / total - math.exp(plan.log_base - log_heavy_unit) / sum_without_heavy
         )
+
     return math.log(total) + log_unit - fraction * log_ratio_sum
 
 
@@ -616,9 +627,9 @@ def _write_jackknife_probs(
 def _sum_without_class(
     plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, heavy_index: int
 ) -> tuple[float, float]:
-    """Return the log of a unit, and S divided by the unit, without class ``ids[heavy]``.
+    """Return the log of a unit, and S without class ``ids[heavy_index]``, divided by the unit.
 
-    The unit is the largest mass in this sum; the draws are rescaled by m / (m - 1).
+    The unit is the largest mass in this sum. The draws are rescaled by m / (m - 1).
     """
     log_unit = plan.log_base
     for k in range(1, size):
@@ -630,9 +641,8 @@ def _sum_without_class(
         if k != heavy_index:
             drawn_mass += counts[k] * math.exp(plan.log_weights[ids[k]] - log_unit)
 
-    return log_unit, math.exp(plan.log_base - log_unit) + plan.num_draws / (
-        plan.num_draws - 1
-    ) * drawn_mass
+    scale = plan.num_draws / (plan.num_draws - 1)
+    return log_unit, math.exp(plan.log_base - log_unit) + scale * drawn_mass
 
 
 @njit
@@ -658,5 +668,4 @@ def _merge_bins(
 
     for k in range(num_merged):
         bin_slot[ids[k]] = -1
-
     return num_merged

@@ -28,18 +28,19 @@ class Negatives:
     class with p = 0, which is the n-th entry of the arrays.
     """
 
-    is_negative: NDArray[np.bool_]  # (n,) whether a class is a negative: False at the label
+    is_negative: NDArray[np.bool_]  # (n,) False at the label
     log_a: float  # log of the label's softmax probability
     log_zt: float  # log of Z_t, the sum of the negatives' softmax probabilities
     log_p: FloatArray
     log_qn: FloatArray
-    # log(r_j / Z_t); the mean of r_j / Z_t under qn is 1
-    log_ratio: FloatArray
-    # log|r_j / Z_t - 1|; the difference has the sign of `log_ratio`
-    log_deviation: FloatArray
+    log_ratio: FloatArray  # log(r_j / Z_t); the mean of r_j / Z_t under qn is 1
+    log_deviation: FloatArray  # log|r_j / Z_t - 1|, which has the sign of `log_ratio`
+
     # log of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2; -inf if qn is the softmax
     log_chi2: float
-    log_error_bound: float  # bound on the errors of `log_ratio`, `log_p`, `log_a` and `log_zt`
+
+    # bound on the rounding errors of `log_ratio`, `log_p`, `log_a` and `log_zt`
+    log_error_bound: float
 
     def fill_classes(self, label_value: float, values: FloatArray) -> FloatArray:
         """Return an array (n,) with `label_value` at the label, and `values` at the negatives.
@@ -54,16 +55,13 @@ class Negatives:
 class NegativeSums(NamedTuple):
     """Sums over the negatives of an example, from which the logs of each negative are computed."""
 
-    num: int  # number n of classes
+    num_classes: int  # n, the label included
     max_logit: float  # the largest logit of a negative
-    # sum of exp(o - max_logit) over the negatives, with o the logits
-    exp_sum: float
-    # sum of q over the classes that are drawn; as 1 - q_t it would lose digits
-    q_sum: float
+    exp_sum: float  # sum of exp(o - max_logit) over the negatives, for logits o
+    q_sum: float  # sum of q over the classes that are drawn; 1 - q_t would lose digits
     label_gap: float  # the label's logit minus `max_logit`
     q_masked: float  # q of the label if accidental hits are masked, otherwise 0
-    # largest magnitude of the logs from which a log ratio is computed
-    max_log_magnitude: float
+    max_log_magnitude: float  # largest magnitude of a log that is part of a log ratio
 
     @property
     def log_exp_sum(self) -> float:
@@ -84,7 +82,7 @@ class NegativeSums(NamedTuple):
     def log_error_bound(self) -> float:
         """Bound on the absolute rounding error of the logs of this record and of `compute_logs`."""
         max_log_magnitude = self.max_log_magnitude + abs(self.label_gap - self.log_exp_sum)
-        return EPS * (64.0 + 4.0 * math.log2(self.num) + 2.0 * max_log_magnitude)
+        return EPS * (64.0 + 4.0 * math.log2(self.num_classes) + 2.0 * max_log_magnitude)
 
     def compute_logs(self, logits: FloatArray, q: FloatArray) -> FloatArray:
         """Return four logs (4, k) of k negatives with `logits` and `q` (k,).
@@ -98,8 +96,9 @@ class NegativeSums(NamedTuple):
 
             qn = q / self.q_sum
             ratio = exp_gap / qn / self.exp_sum
-            # log r as a difference of logs loses digits if r is near 1. As the log of a quotient it
-            # may overflow or underflow. So take the quotient wherever it is in range.
+
+            # As a difference of logs, log r loses digits if r is near 1. As the log of a quotient,
+            # it may overflow or underflow. So use the quotient wherever it is in range.
             is_in_range = (gap > -600.0) & (qn > 1e-300) & np.isfinite(ratio)
             log_ratio = np.where(is_in_range, np.log(ratio), gap - log_qn - self.log_exp_sum)
 
@@ -109,7 +108,7 @@ class NegativeSums(NamedTuple):
 
     @property
     def masked_hit_logs(self) -> FloatArray:
-        """The four logs (4, 1) of the class of masked accidental hits; (4, 0) without such hits."""
+        """The four logs of masked accidental hits as a class, (4, 1); (4, 0) without such hits."""
         if not self.q_masked:
             return np.empty((4, 0))
         log_q = math.log(self.q_masked) - math.log(self.q_sum)
@@ -142,22 +141,25 @@ def make_negatives(
     sums = NegativeSums(
         logits.size, max_logit, exp_sum, q_sum, label_gap, q_masked, max_log_magnitude
     )
-    of_classes = sums.compute_logs(kept_logits, kept_q), sums.masked_hit_logs
-    log_p, log_qn, log_ratio, log_deviation = np.concatenate(of_classes, axis=1)
-
-    log_chi2 = log_sum_exp(log_qn + 2.0 * log_deviation)
-    scalars = {name: getattr(sums, name) for name in ("log_a", "log_zt", "log_error_bound")}
-    columns = log_p, log_qn, log_ratio, log_deviation
-    names = "log_p", "log_qn", "log_ratio", "log_deviation"
+    columns = sums.compute_logs(kept_logits, kept_q), sums.masked_hit_logs
+    log_p, log_qn, log_ratio, log_deviation = np.concatenate(columns, axis=1)
 
     return Negatives(
-        is_negative, **scalars, **dict(zip(names, columns, strict=True)), log_chi2=log_chi2
+        is_negative=is_negative,
+        log_a=sums.log_a,
+        log_zt=sums.log_zt,
+        log_p=log_p,
+        log_qn=log_qn,
+        log_ratio=log_ratio,
+        log_deviation=log_deviation,
+        log_chi2=log_sum_exp(log_qn + 2.0 * log_deviation),
+        log_error_bound=sums.log_error_bound,
     )
 
 
 def log_sum_exp(x: FloatArray) -> float:
     """Return ``log(sum(exp(x)))`` of `x` (k,), which is -inf if all entries are."""
     largest = float(x.max())
-    return (
-        largest + math.log(float(np.exp(x - largest).sum())) if math.isfinite(largest) else largest
-    )
+    if not math.isfinite(largest):
+        return largest
+    return largest + math.log(float(np.exp(x - largest).sum()))

@@ -66,24 +66,24 @@ from samplesoft.kernels.exponential import (
 from samplesoft.kernels.panels import DEGREE, WIDTH
 from samplesoft.kernels.sort_ids import count_below
 
-_ATOMS_PER_CHUNK = 2048
-_MIN_TERMS_PER_THREAD = 1 << 13  # nodes times atoms
-# largest l in cells: classes with pi > 1/2 are separate atoms
-_MAX_CELL_DECAY = np.log(2.0)
-# at most one class in 256 is taken out of the cells, to make their range of l smaller
-_CLASSES_PER_LONE_ATOM = 256
-_MAX_CELL_LOG_W = 1e6  # largest |log w| in cells, in nats
-_INTERPOLATION_ERROR = 1e-16  # relative error of the interpolation in l
-# above it w / W - 1 > 1, which the kernels do not use
-_MAX_KAPPA_OF_DEVIATION = 1.0 / 3.0
 _CLASSES_PER_CHUNK = 1 << 13
+_ATOMS_PER_CHUNK = 2048
 _ATOMS_PER_BLOCK = 512
-# y is u w
-_MAX_Y_OF_SERIES = 0.5  # for smaller y, 1 - exp(-y) is computed by a series
-# for smaller y, log f + pi y is computed by a series
-_MAX_Y_OF_EXCESS_SERIES = 0.1
-# for smaller y and pi > 1/2, log f + pi y is expanded around exp(-y)
-_MAX_Y_OF_LIKELY = 40.0
+_MIN_TERMS_PER_THREAD = 1 << 13  # nodes times atoms
+
+# limits of the cells
+_MAX_CELL_DECAY = np.log(2.0)  # of l: classes with pi > 1/2 are separate atoms
+_MAX_CELL_LOG_W = 1e6  # of |log w|, in nats
+_CLASSES_PER_LONE_ATOM = 256  # at most one class in 256 leaves the cells, to make them smaller
+_INTERPOLATION_ERROR = 1e-16  # relative error of the interpolation in l
+
+# for larger kappa, w / W - 1 is above 1, and the kernels do not use it
+_MAX_KAPPA_OF_DEVIATION = 1.0 / 3.0
+
+# limits of y = u w, below which a special formula computes:
+_MAX_Y_OF_SERIES = 0.5  # 1 - exp(-y)
+_MAX_Y_OF_EXCESS_SERIES = 0.1  # log f + pi y
+_MAX_Y_OF_LIKELY = 40.0  # log f + pi y for pi > 1/2
 
 
 def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
@@ -105,9 +105,8 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     atoms = make_inclusion_atoms(classes)
     loss_unit = max(unit, relative_term_error_of_logs(draws.log_probs))
 
-    best = None
-
     # a bias that is not finite has no finite error, and is never the better of two
+    best = None
     with np.errstate(all="ignore"):
         for step in halved_steps(STEP):
             nodes = make_inclusion_nodes(classes, atoms, draws.log_base, step)
@@ -117,7 +116,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
             base_flow = float(nodes.base_terms.sum())
             bias = flows - probs * (flow_sum + base_flow)  # (B9)
 
-            # always-included classes: in (B9) their flow would cancel
+            # (B9) would cancel for the always-included classes, so their bias has another formula
             bias[always_in] = (
                 draws.fractions * base_flow * draws.random_mass - probs[always_in] * flow_sum
             )
@@ -136,11 +135,9 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
             )
             best = combine_better(best, row)
 
-            is_enough = row.error <= (RELATIVE_TOLERANCE + 4.0 * unit) * bias_norm
-            if (
-                is_enough
-                and row.loss_error <= (RELATIVE_TOLERANCE + 4.0 * loss_unit) * loss_magnitude
-            ):
+            max_error = (RELATIVE_TOLERANCE + 4.0 * unit) * bias_norm
+            max_loss_error = (RELATIVE_TOLERANCE + 4.0 * loss_unit) * loss_magnitude
+            if row.error <= max_error and row.loss_error <= max_loss_error:
                 break
 
     assert best is not None
@@ -158,14 +155,17 @@ class InclusionDraws(NamedTuple):
     probs: FloatArray  # (n,) softmax
     always_in: NDArray[np.bool_]  # (n,) whether a class is always included
     classes: IncludedClasses
-    random_mass: float  # softmax mass of all classes that are not always included
+    random_mass: float  # softmax mass of the classes that are not always included
     log_base: float  # log of the base mass
-    fractions: FloatArray  # (k,) softmax probability of each always-included class / base mass
+    fractions: FloatArray  # (k,) share of each always-included class in the base mass
     term_rounding: float  # relative rounding error of a term of the integrals
 
 
 def make_inclusion_draws(logits: FloatArray, label: int, q: FloatArray) -> InclusionDraws:
-    """Return the classes of one example, given inclusion probabilities `q` (n,); above 1 is 1."""
+    """Return the classes of one example, given inclusion probabilities `q` (n,).
+
+    A probability above 1 counts as 1.
+    """
     pi = np.minimum(q, 1.0)
     always_in = pi == 1.0
     always_in[label] = True
@@ -193,17 +193,15 @@ class InclusionNodes(NamedTuple):
 
     x: FloatArray  # log u
     weights: FloatArray  # E exp(-u S) times the quadrature weight of du / u
-    # terms of the flow (B6) of the base mass, proportional to 1 - psi_R
-    base_terms: FloatArray
-    loss_terms: FloatArray  # terms of E[log S]
-    # magnitudes of the summands from which `loss_terms` are computed, for their rounding errors
-    loss_magnitudes: FloatArray
+    base_terms: FloatArray  # of the flow (B6) of the base mass, proportional to 1 - psi_R
+    loss_terms: FloatArray  # of E[log S]
+    loss_magnitudes: FloatArray  # sums of the magnitudes from which `loss_terms` are computed
 
 
 def make_inclusion_nodes(
     classes: IncludedClasses, atoms: InclusionAtoms, log_base: float, step: float
 ) -> InclusionNodes:
-    """Return the nodes in log u with the given `step`, and all terms at them.
+    """Return the nodes in log u with the given `step`, and the terms of the integrals at the nodes.
 
     The nodes cover all u at which the product of the factors f changes. `log_base` is the log of
     the base mass.
@@ -229,8 +227,8 @@ def log_total_mass(log_masses: FloatArray) -> float:
     """Return ``log(sum(exp(log_masses)))`` for `log_masses` (k,); a single entry is unchanged."""
     if len(log_masses) == 1:
         return float(log_masses[0])
-    top = log_masses.max()
-    return float(top + np.log(np.exp(log_masses - top).sum()))
+    largest = log_masses.max()
+    return float(largest + np.log(np.exp(log_masses - largest).sum()))
 
 
 def base_contrast(x: FloatArray, classes: IncludedClasses) -> FloatArray:
@@ -257,10 +255,9 @@ class IncludedClasses:
     log_w: FloatArray  # log of w = softmax probability / pi
     pi: FloatArray  # inclusion probability
     decay: FloatArray  # l = -log(1 - pi)
-    kappa: FloatArray  # kappa = (w - W) / (w + W)
-    # log of W, the w of the reference class; -inf if that is the label
-    log_w_ref: float
-    pi_ref: float  # pi of the reference class; 0 if that is the label
+    kappa: FloatArray  # kappa = (w - W) / (w + W), with W the w of the reference class
+    log_w_ref: float  # log W; -inf if the reference class is the label
+    pi_ref: float  # pi of the reference class; 0 if it is the label
 
 
 @dataclass(frozen=True)
@@ -268,9 +265,8 @@ class _ClassesInCells:
     """Which classes are in which cell; a cell is a panel of log w times the range of l."""
 
     classes: IncludedClasses
-    # (n,) index of the cell of each class, or -1 for none
-    cell_ids: IntArray
-    num_cells: int  # number of cells
+    cell_ids: IntArray  # (n,) index of the cell of each class; -1 for none
+    num_cells: int
     max_decay: float  # upper end of l in cells; the lower end is 0
     degree: int  # number of Chebyshev polynomials in l
 
@@ -294,7 +290,7 @@ class InclusionAtoms:
     """
 
     points: InclusionPoints
-    counts: FloatArray  # (A,) number of classes that each atom represents, not an integer
+    counts: FloatArray  # (A,) number of classes that each atom represents, a fraction
     unsorted_index: IntArray  # (A,) index of each atom before sorting
     lone_classes: IntArray  # the classes that are in no cell, and are separate atoms
     cells: _ClassesInCells
@@ -306,14 +302,14 @@ def make_included_classes(
     """Return the randomly included classes, with their weights w = e / pi and the reference class.
 
     `pi` (n,) must be 0 for the always-included classes. The reference class is the softmax-weighted
-    median of (1 - pi) w, which orders psi at small u. The always-included classes have psi = 1 and
-    the value 0. If the median is one of these, W is 0.
+    median of (1 - pi) w, because psi is ordered by this value at small u. The always-included
+    classes have psi = 1 and the value 0; if the median is one of them, W is 0.
     """
     drawn = pi > 0.0
     with np.errstate(divide="ignore"):
         log_w = np.where(drawn, log_probs - np.log(pi), -np.inf)
-
     decay = -np.log1p(-pi)
+
     log_key = np.where(drawn, log_w - decay, -np.inf)
     floor = float(np.min(log_key, where=drawn, initial=np.inf)) - 1.0
     reference = weighted_median(np.where(drawn, log_key, floor), probs)
@@ -324,7 +320,8 @@ def make_included_classes(
     at_reference = float(logits[reference]), float(pi[reference]), float(log_w[reference])
 
     def write_kappas(chunk: slice) -> None:
-        pi_chunk = pi[chunk]  # also passed as p, whose sums are not used here
+        # q and p, whose sums are not used here, are replaced by pi
+        pi_chunk = pi[chunk]
         relative_ratios(
             logits[chunk], log_w[chunk], pi_chunk, pi_chunk, pi_chunk, at_reference, kappa[chunk]
         )
@@ -342,20 +339,21 @@ def make_inclusion_atoms(included: IncludedClasses) -> InclusionAtoms:
     drawn = np.flatnonzero(included.pi)
     max_decay = _max_decay_in_cells(included.decay[drawn])
 
-    # the poles of 1 / f in l have a distance of 3.14 from the real axis: it bounds the degree
+    # As a function of l, 1 / f has poles at distance pi = 3.14 from the real axis. The larger the
+    # range of l relative to this distance, the higher the degree that interpolation needs.
     ratio = 2.0 * np.pi / max_decay
     degree = int(np.ceil(-np.log(_INTERPOLATION_ERROR) / np.log(ratio + np.hypot(ratio, 1.0))))
-    cell_ids = np.full(len(included.pi), -1)
 
     # exclude classes far from all others before counting: they would need a huge range of panels
     near_classes = drawn[
         (included.decay[drawn] <= max_decay) & (np.abs(included.log_w[drawn]) < _MAX_CELL_LOG_W)
     ]
-
     panel_ids = np.floor(included.log_w[near_classes] / WIDTH).astype(np.int64)
     first_panel = int(panel_ids.min(initial=0))
     is_crowded = np.bincount(panel_ids - first_panel) > DEGREE * degree
+
     panel_cells = np.where(is_crowded, np.cumsum(is_crowded) - 1, -1)
+    cell_ids = np.full(len(included.pi), -1)
     cell_ids[near_classes] = panel_cells[panel_ids - first_panel]
 
     cells = _ClassesInCells(included, cell_ids, int(is_crowded.sum()), max_decay, degree)
@@ -382,9 +380,8 @@ def _max_decay_in_cells(decay: FloatArray) -> float:
     A smaller range of l needs fewer nodes. The few classes with a larger l become separate atoms.
     """
     num_excluded = len(decay) // _CLASSES_PER_LONE_ATOM
-    quantile = float(
-        np.partition(decay, len(decay) - 1 - num_excluded)[len(decay) - 1 - num_excluded]
-    )
+    index = len(decay) - 1 - num_excluded
+    quantile = float(np.partition(decay, index)[index])
     return min(max(quantile, 1e-300), float(_MAX_CELL_DECAY))
 
 
@@ -399,12 +396,11 @@ def _classes_at_cell_nodes(
     shape = (cells.num_cells, cells.degree, DEGREE)
 
     def weighted_classes(chunk: slice) -> tuple[IntArray, FloatArray, FloatArray]:
-        ids, slot, s, polynomials = cells.locate(chunk)
-        return slot, s, cells.classes.pi[ids] * polynomials
+        ids, cell_ids, positions, polynomials = cells.locate(chunk)
+        return cell_ids, positions, cells.classes.pi[ids] * polynomials
 
-    moments = class_moments(
-        weighted_classes, len(cells.cell_ids) if cells.num_cells else 0, shape[:2]
-    )
+    num_classes = len(cells.cell_ids) if cells.num_cells else 0
+    moments = class_moments(weighted_classes, num_classes, shape[:2])
 
     # spread classes over nodes: multiply by the transpose of interpolation, in log w and in l
     weights = panels.coefficient_matrix(degree) @ moments @ panels.coefficient_matrix().T
@@ -427,19 +423,18 @@ def _log_products_at_nodes(atoms: InclusionAtoms, x: FloatArray) -> FloatArray:
 
     # each call of `log_products` first sums over all atoms, so a chunk must have enough nodes
     min_nodes = max(32, _MIN_TERMS_PER_THREAD // max(len(atoms.unsorted_index), 1))
-    thread_for_each(
-        write_products, chunks(len(x), max(min_nodes, -(-len(x) // (4 * num_threads()))))
-    )
+    num_nodes = max(min_nodes, -(-len(x) // (4 * num_threads())))
+    thread_for_each(write_products, chunks(len(x), num_nodes))
     return sums
 
 
 def _integrate_flows(
     included: IncludedClasses, atoms: InclusionAtoms, x: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, float, float, float]:
-    """Return the flows (B6) of all classes (n,), their sum, and two scalars for its error.
+    """Return the flows (B6) of all classes (n,), their sum, and two scalars for error estimates.
 
     The scalars are the sum of the magnitudes of all terms, and the sum over the classes of the
-    change of a flow if it is computed by every second node.
+    change of the flow if only every second node is used.
     """
     integrals = np.empty((4, len(atoms.unsorted_index)))
 
@@ -468,22 +463,23 @@ def _integrate_flows(
 
     values = integrals[:, len(lone) :].reshape(4, cells.num_cells, cells.degree, DEGREE)
     cell_changes = np.abs(values[:2] - values[2:]).max(axis=(2, 3), initial=0.0)
+
+    # coefficients of A and then of B, see (B43)
     coefficients = (
         panels.coefficient_matrix(cells.degree).T @ values[:2] @ panels.coefficient_matrix()
     )
-    coefficients = np.concatenate(list(coefficients), axis=1)  # of A and then of B, see (B43)
+    coefficients = np.concatenate(list(coefficients), axis=1)
 
     def interpolate_flows(chunk: slice) -> FloatArray:
-        ids, slot, s, polynomials = cells.locate(chunk)
-        values_by_degree = panels.evaluate(slot, s, coefficients).reshape(2, cells.degree, len(ids))
-        return write_flows(
-            ids, np.einsum("hlj,lj->hj", values_by_degree, polynomials), cell_changes[:, slot]
-        )
+        ids, cell_ids, positions, polynomials = cells.locate(chunk)
+        by_degree = panels.evaluate(cell_ids, positions, coefficients)
+        by_degree = by_degree.reshape(2, cells.degree, len(ids))
+        interpolated = np.einsum("hlj,lj->hj", by_degree, polynomials)
+        return write_flows(ids, interpolated, cell_changes[:, cell_ids])
 
-    for chunk in thread_map(
-        interpolate_flows, chunks(len(flows) if cells.num_cells else 0, _CLASSES_PER_CHUNK)
-    ):
-        sums += chunk
+    num_classes = len(flows) if cells.num_cells else 0
+    for chunk_sums in thread_map(interpolate_flows, chunks(num_classes, _CLASSES_PER_CHUNK)):
+        sums += chunk_sums
 
     return flows, float(sums[0]), float(sums[1]), float(sums[2])
 
@@ -500,40 +496,41 @@ class InclusionPoints(NamedTuple):
     log_w: FloatArray
     pi: FloatArray  # between 0 and 1
     kappa: FloatArray  # (w - W) / (w + W)
-    # w / W - 1; only values between -1 and 1 are used
-    deviation: FloatArray
+    deviation: FloatArray  # w / W - 1; only values from -1 to 1 are used
 
 
 @njit
-def _slice_points(points: InclusionPoints, part: slice) -> InclusionPoints:
+def _slice_points(points: InclusionPoints, chunk: slice) -> InclusionPoints:
     """Return the atoms of a slice."""
-    deviation = points.deviation[part]
-    return InclusionPoints(points.log_w[part], points.pi[part], points.kappa[part], deviation)
+    deviation = points.deviation[chunk]
+    return InclusionPoints(points.log_w[chunk], points.pi[chunk], points.kappa[chunk], deviation)
 
 
 @njit
 def _locate_in_cells(
-    slot: IntArray, log_w: FloatArray, decay: FloatArray, largest: float, degree: int
+    cell_ids: IntArray, log_w: FloatArray, decay: FloatArray, max_decay: float, degree: int
 ) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
     """Return the four arrays of `_ClassesInCells.locate`, with class indices relative to the slice.
 
-    `slot`, `log_w` and `decay` are the cell, log w and l of each class of the slice. `largest` is
-    the upper end of l in cells, and `degree` the number of Chebyshev polynomials in l.
+    `cell_ids`, `log_w` and `decay` are the index of the cell, log w and l of each class of the
+    slice. `max_decay` is the upper end of l in cells, and `degree` the number of Chebyshev
+    polynomials in l.
     """
-    ids = np.flatnonzero(slot >= 0)
-    s = np.empty(len(ids))
+    ids = np.flatnonzero(cell_ids >= 0)
+    positions = np.empty(len(ids))
     polynomials = np.ones((degree, len(ids)))
 
     for k, j in enumerate(ids):
         t = log_w[j] / WIDTH
-        s[k] = 2.0 * (t - math.floor(t)) - 1.0
-        x = min(2.0 * (decay[j] / largest) - 1.0, 1.0)
+        positions[k] = 2.0 * (t - math.floor(t)) - 1.0
+
+        x = min(2.0 * (decay[j] / max_decay) - 1.0, 1.0)
         for i in range(1, degree):
             polynomials[i, k] = (
                 2.0 * x * polynomials[i - 1, k] - polynomials[i - 2, k] if i > 1 else x
             )
 
-    return ids, slot[ids], s, polynomials
+    return ids, cell_ids[ids], positions, polynomials
 
 
 @njit
@@ -545,9 +542,9 @@ def log_products(
     The sums are over atoms (A,), sorted by `log_w`, with `pi` between 0 and 1 and the number of
     classes `counts`.
 
-    For small u, log f is about -pi u w, so that the second sum would lose all digits as the sum of
-    log f and u times a constant. Instead each term is computed without cancellation: from second
-    moments if u w is tiny, by a series up to u w = 0.1, and by the formula for larger u w.
+    For small u, log f is about -pi u w, so that log f + pi u w would lose all digits. So each term
+    of the second sum is computed without cancellation: from second moments if u w is tiny, by a
+    series up to u w = 0.1, and by the formula for larger u w.
     """
     rows = np.empty((4, len(log_w)))
     zeros = np.zeros(len(log_w))
@@ -557,7 +554,7 @@ def log_products(
         rows[2, i] = counts[i] * np.log1p(-pi[i])
         rows[3, i] = counts[i] * math.exp(log_w[i] + np.log(pi[i]))
 
-    # for each atom: moments of all atoms with smaller log w, and sums over those with larger log w
+    # for each atom: moments of the atoms with smaller log w, and sums over those with larger log w
     first_moments = far_sums(rows, log_w, False)[0]
     second_moments = far_sums(rows, 2.0 * log_w, False)[1]
     gone_sums = far_sums(rows, zeros, True)
@@ -568,9 +565,9 @@ def log_products(
     for k in range(len(x)):
         flat_stop = count_below(log_w, FLAT - x[k])
         gone_start = count_below(log_w, GONE - x[k])
+
         total = gone_sums[2, gone_start]
         excess = total + math.exp(min(x[k], LARGEST_EXPONENT)) * gone_sums[3, gone_start]
-
         if flat_stop > 0:
             last_y = math.exp(x[k] + log_w[flat_stop - 1])
             total -= last_y * first_moments[flat_stop]
@@ -580,6 +577,7 @@ def log_products(
             block = slice(start, min(start + _ATOMS_PER_BLOCK, gone_start))
             length = block.stop - block.start
             workspace = y[:length], f[:length], z[:length]
+
             _write_factors(x[k], log_w[block], pi[block], *workspace)
             logs, surplus = _sum_logs_and_excess(counts[block], pi[block], *workspace)
             total += logs
@@ -597,9 +595,9 @@ def _write_factors(
 
     exp(-y) - 1 loses digits for small y. So for y up to 1/2 this uses the series of expm1(-y).
     """
-
     for i in range(len(log_w)):
         y[i] = exp64(x + log_w[i])
+
     for i in range(len(log_w)):
         e = exp64(-y[i])
         t = y[i] if y[i] < _MAX_Y_OF_SERIES else _MAX_Y_OF_SERIES
@@ -626,8 +624,8 @@ def _log1p_minus_linear(z: float) -> float:
 def _excess_of_likely_class(miss_prob: float, y: float) -> float:
     """Return ``log f + pi y`` for pi = 1 - `miss_prob` above 1/2 and y up to 40.
 
-    log f is near -y, so that the sum would cancel. With f = exp(-y) (1 + rest (exp(y) - 1)), the
-    sum is log(1 + rest (exp(y) - 1)) - rest y.
+    log f is near -y, so that the sum would cancel. With s = `miss_prob`, f is
+    exp(-y) (1 + s (exp(y) - 1)), and the sum is log(1 + s (exp(y) - 1)) - s y.
     """
     if y < _MAX_Y_OF_EXCESS_SERIES:
         log_minus_linear = _log1p_minus_linear(miss_prob * math.expm1(y))
@@ -693,14 +691,17 @@ def atom_integrals(
     # y / (kappa (1 - pi)), and the term of B is 0.
     at_flat = np.zeros((4, num_nodes))
     at_gone = np.zeros((4, num_nodes))
-
     for k in range(num_nodes):
         y_refs[k] = scaled(x[k], log_w_ref)
         scales[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))
         flat_term = scales[k] * math.expm1(-y_refs[k]) if x[k] + log_w_ref >= FLAT else 0.0
+
         for h in range(0, 4, 2):
-            scale = 1.0 if h == 0 else 2.0 if k % 2 == 0 else 0.0
-            at_flat[h, k], at_flat[h + 1, k] = -scale * flat_term, scale * flat_term
+            scale = 2.0 if k % 2 == 0 else 0.0
+            if h == 0:
+                scale = 1.0
+            at_flat[h, k] = -scale * flat_term
+            at_flat[h + 1, k] = scale * flat_term
             at_gone[h, k] = -scale * scales[k] * math.exp(-y_refs[k])
 
     flat_scales = np.ones((4, len(log_w)))
@@ -716,20 +717,22 @@ def atom_integrals(
     flat_stop = 0
     gone_start = len(log_w)
     for k in range(num_nodes):
+        # Atoms that are flat no longer get the terms of all earlier nodes; atoms that are gone from
+        # this node on get the terms of this node and all later ones.
         new_flat_stop, new_gone_start = near_atoms(x[k], log_w, reference)
-        add_far(
-            x[max(k - 1, 0)], early, k, log_w, flat_scales, slice(new_flat_stop, flat_stop), out
-        )
-        add_far(x[k], late, k, log_w, gone_scales, slice(new_gone_start, gone_start), out)
+        no_longer_flat = slice(new_flat_stop, flat_stop)
+        newly_gone = slice(new_gone_start, gone_start)
+        add_far(x[max(k - 1, 0)], early, k, log_w, flat_scales, no_longer_flat, out)
+        add_far(x[k], late, k, log_w, gone_scales, newly_gone, out)
         flat_stop = new_flat_stop
         gone_start = new_gone_start
 
         half_scale = 2.0 * scales[k] if k % 2 == 0 else 0.0
-        for start in range(
-            flat_stop, gone_start if scales[k] > 0.0 else flat_stop, _ATOMS_PER_BLOCK
-        ):
+        stop = gone_start if scales[k] > 0.0 else flat_stop
+        for start in range(flat_stop, stop, _ATOMS_PER_BLOCK):
             block = slice(start, min(start + _ATOMS_PER_BLOCK, gone_start))
             block_points = _slice_points(points, block)
+
             # pass each row as an array: the compiler does not vectorise over rows of a 2-d array
             rows = out[0][block], out[1][block], out[2][block], out[3][block]
             _add_node_terms(
@@ -752,20 +755,20 @@ def _add_node_terms(
 ) -> None:
     """Add the terms of one node `x` = log u to the four integrals `out` of a block of atoms.
 
-    `scale` and `half_scale` are the weights of the node among all nodes and among every second node; `y`
-    and `e` are workspace.
+    `scale` is the weight of the node in the rule by all nodes, and `half_scale` its weight in the
+    rule by every second node. `y` and `e` are workspace.
 
     (exp(-y) - exp(-y_ref)) / kappa loses digits if w is near W. With d = y - y_ref, which equals
     kappa (y + y_ref), it is -exp(-y_ref) (y + y_ref) (1 - exp(-d)) / d. This is used for |d| <= 1.
     """
     e_ref = math.exp(-y_ref)
     drop_ref = math.expm1(-y_ref)
-
     log_w = points.log_w
     pi = points.pi
     kappa = points.kappa
     deviation = points.deviation
     full_a, full_b, half_a, half_b = out
+
     for i in range(len(log_w)):
         y[i] = exp64(x + log_w[i])
         e[i] = exp64(-y[i])

@@ -34,9 +34,9 @@ class SpreadSums(Pass):
 
     @classmethod
     def after(cls, results: PassResults) -> Any:
-        """Return this pass, given the results of the first three, or the bounds if they are trivial.
+        """Return this pass, or the bounds themselves if they are trivial.
 
-        `trivial_bounds` says when they are.
+        `results` are the results of the first three passes; see `trivial_bounds`.
         """
         trivial = trivial_bounds(negative_sums(results.draws), 1)
         return cls(results) if trivial is None else _TrivialBounds(*trivial)
@@ -104,9 +104,9 @@ class BoundSums(Pass):
         return _ChunkBounds(self)
 
     def tightened_bounds(self, start: int, logits: Any, q: Any) -> FloatArray:
-        """Return tightened lower and upper bounds (2, k) on the bias of the k classes of a chunk."""
+        """Return tightened lower and upper bounds (2, k) on the bias of the classes of a chunk."""
         lower, upper = self._loose_bounds(start, logits, q)
-        return np.stack(tighten_by_zero_sum(lower, upper, self.ends, self.negatives.num))
+        return np.stack(tighten_by_zero_sum(lower, upper, self.ends, self.negatives.num_classes))
 
     def _loose_bounds(self, start: int, logits: Any, q: Any) -> tuple[FloatArray, FloatArray]:
         """Return lower and upper bounds on the bias of a chunk, both (k,), not yet tightened."""

@@ -24,7 +24,7 @@ def trivial_bounds(sums: NegativeSums, num_classes: int) -> tuple[FloatArray, Fl
 
     The bounds are 0 if there is a single negative, and -1 and 1 if the logs have no correct digits.
     """
-    if sums.num - 1 + (sums.q_masked > 0.0) == 1:
+    if sums.num_classes - 1 + (sums.q_masked > 0.0) == 1:
         return np.zeros(num_classes), np.zeros(num_classes)
     if sums.log_error_bound > _MAX_LOG_ROUNDING:
         return np.full(num_classes, -1.0), np.ones(num_classes)

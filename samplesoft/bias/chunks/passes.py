@@ -590,8 +590,8 @@ def run_passes(sums: Any, chunks: Chunks, progress: bool = False) -> Any:
 
         if start != num_classes:
             raise ValueError(
-                f"`chunks` must return all classes each time it is called, got {num_classes:,} at first "
-                f"and then {start:,}; make the iterable in it."
+                f"`chunks` must return all classes each time it is called, got {num_classes:,} at "
+                f"first and then {start:,}; make the iterable in it."
             )
 
         sums = sums.finish()

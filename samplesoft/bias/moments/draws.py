@@ -79,7 +79,7 @@ def term_rounding(draws: Draws) -> float:
     return relative_term_error(max(draws.max_log_product, draws.max_base_log))
 
 
-def draws_mean_square(draws: Draws, centred: FloatArray) -> tuple[float, float]:
+def gradient_mse_of_draws(draws: Draws, centred: FloatArray) -> tuple[float, float]:
     """Return ``E|sum_i p'_i c_i|**2`` for vectors c = `centred` (n, d), and its error.
 
     The vectors have the mean 0 under the softmax. If p' is the same in every outcome, the result is
@@ -269,7 +269,7 @@ def class_coefficients(
 # --- independent inclusion ---------------------------------------------------------------------
 
 
-def inclusion_mean_square(example: Example, centred: FloatArray) -> tuple[float, float]:
+def gradient_mse_of_inclusions(example: Example, centred: FloatArray) -> tuple[float, float]:
     """Return ``E|sum_i p'_i c_i|**2`` and its error, eq. (B78), if inclusions are independent.
 
     `centred` (n, d) are class vectors of mean 0 under the softmax. If p' is not random, the result

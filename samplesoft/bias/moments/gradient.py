@@ -22,11 +22,11 @@ from samplesoft.bias.inputs import (
 )
 from samplesoft.bias.moments.chunks import moments_of_dask
 from samplesoft.bias.moments.draws import (
-    draws_mean_square,
-    inclusion_mean_square,
+    gradient_mse_of_draws,
+    gradient_mse_of_inclusions,
     require_no_jackknife,
 )
-from samplesoft.bias.moments.sets import set_mean_square
+from samplesoft.bias.moments.sets import gradient_mse_of_sets
 from samplesoft.bias.moments.squares import center_vectors, squared_norm_with_error, squared_norms
 from samplesoft.bias.numerics.quadrature import ExampleBias
 from samplesoft.bias.numerics.summation import EPS
@@ -151,7 +151,7 @@ def exact_gradient_moments_of(
 ) -> GradientMoments:
     """Return `exact_gradient_moments` for checked `inputs`; checks the other two arguments."""
     require_no_jackknife(inputs.scheme)
-    return moments_with_square(inputs, class_embeddings, tau, draws_mean_square)
+    return moments_with_square(inputs, class_embeddings, tau, gradient_mse_of_draws)
 
 
 def moments_with_square(
@@ -181,9 +181,9 @@ def moments_with_square(
         row = bias_of_example(example, inputs)
         centred = center_vectors(class_vectors, row.probs)
         if inputs.scheme.independent:
-            mse, rounding = inclusion_mean_square(example, centred)
+            mse, rounding = gradient_mse_of_inclusions(example, centred)
         elif inputs.scheme.distinct:
-            mse, rounding = set_mean_square(example, inputs, centred)
+            mse, rounding = gradient_mse_of_sets(example, inputs, centred)
         else:
             draws = make_draws(*example, inputs.num_sampled, inputs.scheme)
             mse, rounding = square_of(draws, centred)

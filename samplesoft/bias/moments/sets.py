@@ -37,7 +37,9 @@ _TRUNCATION = 1e-18
 _CONVERGED = 1e-19
 
 
-def set_mean_square(example: Example, inputs: Inputs, centred: FloatArray) -> tuple[float, float]:
+def gradient_mse_of_sets(
+    example: Example, inputs: Inputs, centred: FloatArray
+) -> tuple[float, float]:
     """Return ``E|sum_i p'_i c_i|**2`` and its error, eq. (B85), for draws without replacement.
 
     `centred` (n, d) are class vectors of mean 0 under the softmax. If all classes are drawn, p' is
