@@ -1,8 +1,5 @@
 """The exact bias of sampled softmax for one example, as plain code: to be read, not to be used.
 
-The only exception: `samplesoft.check_loss` uses `mixture`, because its faulty losses are not
-registered schemes.
-
 For example, take three classes with logits 0, 1, 2, the first of which is the label. The softmax is
 p = (0.09, 0.24, 0.67). One draw from the other two classes, each with probability 1/2, gives the
 sum S = e^0 + 2 e^1 or e^0 + 2 e^2, and the sampled softmax p' = (0.16, 0.84, 0) or
@@ -12,16 +9,15 @@ of S is the full sum Z, but the means of log S and 1 / S are not log Z and 1 / Z
 `p'_j` is the mass of class j in S, divided by S. The gradient of the loss log S - o_t in the logits
 is p' minus 1 at the label, so that the bias of p' is the bias of the gradient.
 
-1. The definition: the mean over all n^m outcomes of the draws.
-2. One integral instead of the mean, for draws that are not the label.
-3. Other schemes, which differ in the base mass of S, and the weight and probability of a draw.
-4. Second moments, with one more power of u in the integral.
-5. Draws without replacement, as a race of exponential clocks.
+A. The definition: the mean over all n^m outcomes of the draws.
+B. One integral instead of the mean, for draws that are not the label.
+C. Other schemes, which differ in the base mass of S, and the weight and probability of a draw.
+D. Second moments, with one more power of u in the integral.
+E. Draws without replacement, as a race of exponential clocks.
 
-Equations (B..) are in ``README.md`` in this folder. `samplesoft.exact_bias` returns the same values
-to full precision, for millions of classes and any logits: it never subtracts nearly equal values,
-and its nodes fit the problem. In this module about 11 decimals are right, if the ratios
-exp(logits) / q are within a factor of about 1e10 of each other.
+Equations (B..) are in ``README.md`` in this folder. About 11 decimals are right, if the ratios
+exp(logits) / q are within a factor of 1e10 of each other. `samplesoft.exact_bias` has full
+precision. (`samplesoft.check_loss` uses `mixture`: its faulty losses are not registered schemes.)
 """
 
 import math
@@ -29,7 +25,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-STEP = 0.02  # in log u; the trapezoid rule has the error exp(-pi^2 / STEP) for equal ratios, (B24)
+STEP = 0.02  # of log u; for equal ratios, the trapezoid rule has the error exp(-pi^2 / STEP), (B24)
 
 
 def softmax(logits):
@@ -44,33 +40,36 @@ def exclude_label(q, label):
     return others / (others.sum() or 1.0)
 
 
-def quadrature_nodes(largest, least):
-    """Return nodes u (K,) over which exp(-u S) falls from 1 to 0, for S in [least, largest]."""
-    start, stop = -math.log(max(largest, 1.0)) - 34.0, math.log(800.0 / min(least, 1.0))
+def ratios(e, dist):
+    """Return the ratios e / dist (n,), with 0 for classes that are never drawn."""
+    return np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
+
+
+def quadrature_nodes(largest, smallest):
+    """Return nodes u (K,) over which exp(-u S) falls from 1 to 0, for S in [smallest, largest]."""
+    start = -math.log(max(largest, 1.0)) - 34.0
+    stop = math.log(800.0 / min(smallest, 1.0))
     return np.exp(np.arange(start, stop, STEP))
 
 
-# 1. the definition --------------------------------------------------------------------------------
-
-
+# A. the definition --------------------------------------------------------------------------------
 def bias_by_enumeration(logits, label, q, m):
     """Return E[p'] - p (n,) and E[L'] - L, as means over all outcomes of m draws of negatives."""
-    p, dist = softmax(logits), exclude_label(q, label)
-    mean_p, mean_loss = np.zeros(len(p)), 0.0
+    p = softmax(logits)
+    dist = exclude_label(q, label)
+    mean_p = np.zeros(len(p))
+    mean_loss = 0.0
     for ids in product(np.flatnonzero(dist), repeat=m):
-        probability = np.prod(dist[list(ids)])
-        masses = np.zeros(len(p))
-        masses[label] = p[label]
+        masses = np.where(np.arange(len(p)) == label, p, 0.0)
         for j in ids:
             masses[j] += p[j] / (m * dist[j])  # exp(o_j - log(m q_j))
+        probability = np.prod(dist[list(ids)])
         mean_p += probability * masses / masses.sum()
         mean_loss += probability * math.log(masses.sum() / p[label])
     return mean_p - p, mean_loss + math.log(p[label])
 
 
-# 2. one integral ----------------------------------------------------------------------------------
-
-
+# B. one integral ----------------------------------------------------------------------------------
 def bias_of_negatives(logits, label, q, m):
     """Return E[p'] - p (n,) and E[L'] - L, as integrals over u, for m draws of negatives.
 
@@ -78,20 +77,21 @@ def bias_of_negatives(logits, label, q, m):
     independent, so that the mean of exp(-u S) is a product of means T, (B3). Given that one draw is
     j, exp(-u r_j / m) replaces one factor T, and m q_j r_j / m is e_j, (B4).
     """
-    e, dist = softmax(logits), exclude_label(q, label)
-    r = np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
+    e = softmax(logits)
+    dist = exclude_label(q, label)
+    r = ratios(e, dist)
     u = quadrature_nodes(e[label] + r.max(), e[label] + r[dist > 0.0].min())
+
     decay = np.exp(-np.outer(u, r / m))
     transform = decay @ dist  # T
-    rest = np.exp(-u * e[label]) * transform ** (m - 1)
-    mean_p = e * ((STEP * u * rest) @ decay)  # du = u d(log u)
-    mean_p[label] = e[label] * (STEP * u * rest) @ transform
-    return mean_p - e, STEP * np.sum(np.exp(-u) - rest * transform)
+    others = np.exp(-u * e[label]) * transform ** (m - 1)
+
+    mean_p = e * ((STEP * u * others) @ decay)  # du = u d(log u)
+    mean_p[label] = e[label] * (STEP * u * others) @ transform
+    return mean_p - e, STEP * np.sum(np.exp(-u) - others * transform)
 
 
-# 3. other schemes ---------------------------------------------------------------------------------
-
-
+# C. other schemes ---------------------------------------------------------------------------------
 def mixture(products, base, u, step, expm1=np.expm1):
     """Return the terms of E[log S] at the nodes `u` (K,), E[base / S], and E[masses / S] (n,).
 
@@ -107,61 +107,62 @@ def mixture(products, base, u, step, expm1=np.expm1):
     For small u, T is close to 1, and 1 - T, on which E[log S] depends, would lose its digits. So
     T - 1 is summed directly, by `expm1`.
     """
-    change, of_base, masses = np.zeros_like(u), 0.0, 0.0
+    change = np.zeros_like(u)
+    base_share = masses = 0.0
     for probability, factors in products:
-        log_product, parts = -u * base, []
+        log_product = -u * base
+        terms = []
         for dist, weights, times in factors:
-            less = expm1(np.outer(-u, weights))
-            t_less_1 = np.maximum(less @ dist, np.nextafter(-1.0, 0.0))
+            decay_less_1 = expm1(np.outer(-u, weights))
+            t_less_1 = np.maximum(decay_less_1 @ dist, np.nextafter(-1.0, 0.0))
             log_product = log_product + times * np.log1p(t_less_1)
-            parts.append((times * dist * weights, u / (1.0 + t_less_1), 1.0 + less))
+            terms.append((times * dist * weights, u / (1.0 + t_less_1), 1.0 + decay_less_1))
+
         change += probability * np.expm1(log_product)
         product_of_all = probability * step * np.exp(log_product)
-        of_base += float(product_of_all @ u) * base
-        for counts, u_over_t, decay in parts:
+        base_share += float(product_of_all @ u) * base
+        for counts, u_over_t, decay in terms:
             masses = masses + counts * ((product_of_all * u_over_t) @ decay)
-    return step * (np.expm1(-u) - change), of_base, masses
 
-
-def ratios(e, dist):
-    """Return the ratios e / dist (n,), with 0 for classes that are never drawn."""
-    return np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
+    return step * (np.expm1(-u) - change), base_share, masses
 
 
 def bias(logits, label, q, m, scheme):
     """Return E[p'] - p (n,) and E[L'] - L for any scheme except those without replacement."""
-    e, q = softmax(logits), np.asarray(q, dtype=float)
-    name, others = scheme.removesuffix("_masked"), np.arange(len(e)) != label
+    e = softmax(logits)
+    q = np.asarray(q, dtype=float)
+    name = scheme.removesuffix("_masked")
+
     # the label's mass in S, and exp of the label's logit in the loss
     base = exp_label_logit = e[label]
     if name == "candidate":
         base = exp_label_logit = e[label] / (m * q[label])
     if name == "importance":
         base = 0.0
+
+    q_label = q[label]
     if scheme in ("negatives", "jackknife", "reject"):
-        q_label, q = q[label], exclude_label(q, label)
+        q = exclude_label(q, label)
     elif scheme not in ("candidate", "importance"):  # an accidental hit has weight 0
-        q = np.where(others, q, 0.0)
+        q = np.where(np.arange(len(e)) == label, 0.0, q)
     r = ratios(e, q)
+
     products = [(1.0, [(q, r / m, m)])]
     if name == "jackknife":  # (B13)
         products = [(m, products[0][1]), (1 - m, [(q, r / (m - 1), m - 1)])]
     if scheme == "reject":  # K accepted draws, a binomial number, (B10)
         probs = [math.comb(m, k) * (1.0 - q_label) ** k * q_label ** (m - k) for k in range(m + 1)]
         products = [(p, [(q, r / max(k, 1), k)]) for k, p in enumerate(probs) if p > 0.0]
-    if scheme == "poisson":  # each class j is in S with probability q_j, independently: (B26)
-        products = [
-            (1.0, [(np.where(np.arange(len(e)) == j, q, 0.0), r, 1) for j in range(len(e))])
-        ]
+    if scheme == "poisson":  # class j is in S with probability q_j, independently, (B26)
+        products = [(1.0, [(q * is_j, r, 1) for is_j in np.eye(len(e))])]
+
     u = quadrature_nodes(base + max(m * r.max(), r.sum()), base or r[q > 0.0].min())
-    of_log, of_label, mean_p = mixture(products, base, u, STEP)
-    mean_p[label] += of_label
-    return mean_p - e, of_log.sum() - math.log(exp_label_logit) + math.log(e[label])
+    log_terms, label_share, mean_p = mixture(products, base, u, STEP)
+    mean_p[label] += label_share
+    return mean_p - e, log_terms.sum() - math.log(exp_label_logit) + math.log(e[label])
 
 
-# 4. second moments --------------------------------------------------------------------------------
-
-
+# D. second moments --------------------------------------------------------------------------------
 def mean_square(logits, label, q, m, vectors):
     """Return E |sum_j p'_j c_j - sum_j p_j c_j|^2 for class vectors c = `vectors` (n, d).
 
@@ -169,22 +170,23 @@ def mean_square(logits, label, q, m, vectors):
     In the square, a product of two different draws has two exponentials in place of factors T, and
     the square of one draw has one exponential: (B28).
     """
-    e, dist = softmax(logits), exclude_label(q, label)
+    e = softmax(logits)
+    dist = exclude_label(q, label)
     c = vectors - e @ vectors  # centred, so that sum_j p_j c_j = 0
-    r = np.divide(e, dist, out=np.zeros(len(e)), where=dist > 0.0)
+    r = ratios(e, dist)
     u = quadrature_nodes(e[label] + r.max(), e[label] + r[dist > 0.0].min())
+
     decay = np.exp(-np.outer(u, r / m))
     psi = decay / (decay @ dist)[:, None]
     theta = np.exp(-u * e[label]) * (decay @ dist) ** m
+
     drawn = (psi * e * (dist > 0.0)) @ c
     same = (psi * e * r) @ np.sum(c**2, axis=1) - np.sum(drawn**2, axis=1)
     square = np.sum((e[label] * c[label] + drawn) ** 2, axis=1) + same / m
     return float((STEP * u * u * theta) @ square)
 
 
-# 5. draws without replacement ---------------------------------------------------------------------
-
-
+# E. draws without replacement ---------------------------------------------------------------------
 def set_probabilities(q, m):
     """Yield every set of m classes, and the probability that m draws without replacement give it.
 
@@ -198,6 +200,7 @@ def set_probabilities(q, m):
     t = np.exp(np.arange(-34.0 - math.log(q.max()), math.log(800.0 / q.min()), STEP))
     rung = -np.expm1(-np.outer(t, q))
     t_last = q * np.exp(-np.outer(t, q))  # densities of a ring at t
+
     for chosen in combinations(range(len(q)), m):
         late = np.exp(-t * (np.sum(q) - np.sum(q[list(chosen)])))
         density = np.zeros(len(t))
