@@ -203,9 +203,9 @@ class BiasSums(Pass):
             If the label was in no chunk, or the proposal does not sum to 1 or misses classes.
         """
         results, next_sums = self._sums.finish()
-        return (
-            self._make_result(results) if next_sums is None else self._new_pass(next_sums, results)
-        )
+        if next_sums is None:
+            return self._make_result(results)
+        return self._new_pass(next_sums, results)
 
 
 class PassResults(NamedTuple):
@@ -216,8 +216,7 @@ class PassResults(NamedTuple):
 
     totals: Totals
     ratios: Any = None  # `Ratios` without class arrays: only the centres of the ratios
-    # `Atoms` of the classes, followed by those of the pairs if there are pairs
-    atoms: Any = ()
+    atoms: Any = ()  # `Atoms` of the classes, and if there are pairs, `Atoms` of the pairs
 
     @property
     def draws(self) -> Draws:
@@ -226,11 +225,11 @@ class PassResults(NamedTuple):
 
     @property
     def all_ratios(self) -> list[Ratios]:
-        """`Ratios` without class arrays for the classes, and for the pairs if there are pairs."""
+        """`Ratios` without class arrays: of the classes and, if there are pairs, of the pairs."""
         if not self.totals.scheme.label_is_a_draw:
             return [self.ratios]
-        none = ratios_of_chunk(self.draws, self.ratios)
-        return [self.ratios, pair_with_label(self.draws, none)[1]]
+        empty_ratios = ratios_of_chunk(self.draws, self.ratios)
+        return [self.ratios, pair_with_label(self.draws, empty_ratios)[1]]
 
 
 class _PassSums(ABC):
@@ -350,6 +349,7 @@ class ChunkBias:
         self.size = 0.0
         self._flows: Flows | None = None  # None: the bias is trivial
         self._other_bias = 0.0  # sum of the bias of all classes but the label
+
         row = trivial_bias(results.draws)
         if row is None:
             row = self._integrate(results.draws)
@@ -358,22 +358,24 @@ class ChunkBias:
         self.loss_error = row.loss_error
 
     def _integrate(self, draws: Draws) -> ExampleBias:
-        """Integrate with smaller and smaller steps, and store the flows of the smallest error.
+        """Integrate with smaller and smaller steps, and store the flows with the smallest error.
 
-        The bias of each class is computed from these flows, eq. (B6). Returns the loss bias and the
-        errors; the field `bias` of the result holds the stored values, not a bias.
+        The bias of each class is later computed from these flows, eq. (B6). Returns the loss bias
+        and the errors. The field `bias` of the result is not a bias: it contains the stored values.
         """
         atoms = self._results.atoms
         pairs = None
         if len(atoms) > 1:
             pairs = Pairs(draws=draws, ratios=self._results.all_ratios[1], atoms=atoms[1])
         integral = Integral(draws, self._results.ratios, atoms[0], pairs)
-        best = None
 
-        with np.errstate(all="ignore"):  # a result that is not finite is never the better one
+        # a result that is not finite is never the better one
+        best = None
+        with np.errstate(all="ignore"):
             for flows in integral.attempts():
                 bias = _bias_of_panels(flows, draws)
                 norm = float(np.abs(bias).sum())
+
                 candidate = flows, float(bias[:-1].sum()), norm
                 row, is_enough = integral.result_with_errors(flows, candidate, norm)
                 best = combine_better(best, row)
@@ -465,9 +467,10 @@ def _require_replacement(scheme: Scheme) -> None:
 def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatArray, FloatArray]:
     """Check a chunk that starts at class `start`; return its logits and q, both (k,), in float64.
 
-    `totals` give the scheme and the label.
+    The scheme and the label are those of `totals`.
     """
-    o, proposal = as_real_array("logits", logits, (1,)), as_real_array("q", q, (1,))
+    o = as_real_array("logits", logits, (1,))
+    proposal = as_real_array("q", q, (1,))
     if o.shape != proposal.shape:
         raise ValueError(
             f"`q` of {len(proposal)} classes does not match `logits` of {len(o)} in the chunk that "
@@ -476,7 +479,6 @@ def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatA
 
     is_wrong = proposal < MIN_Q
     label_index = totals.label - start
-
     scheme = totals.scheme
     if 0 <= label_index < len(o) and not (scheme.draws_label or scheme.corrects_label):
         is_wrong[label_index] = proposal[label_index] < 0.0
@@ -493,7 +495,10 @@ def check_chunk(start: int, logits: Any, q: Any, totals: Totals) -> tuple[FloatA
 
 
 def _checked_totals(totals: Totals) -> Totals:
-    """Return `totals`; raise ValueError if the label is missing or q does not sum to 1."""
+    """Return `totals` over all chunks.
+
+    Raises ValueError if no chunk contains the label, or if q does not sum to 1.
+    """
     if math.isnan(totals.label_logit):
         raise ValueError(
             f"`label` must be one of the {totals.num} classes of all chunks, got {totals.label}."

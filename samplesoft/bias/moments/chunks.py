@@ -54,7 +54,6 @@ def moments_of_dask(
     da: Any = import_module("dask.array")
     vectors = da.asarray(class_embeddings, dtype=float)
     scale = as_positive("tau", tau)
-
     require_squarable(np.ones(1), scale)
     if vectors.ndim != 2 or len(vectors) != logits.shape[-1]:
         raise ValueError(
@@ -71,7 +70,6 @@ def moments_of_dask(
     columns = [scale * scale * np.array(column) for column in zip(*rows, strict=True)]
     if logits.ndim == 1:
         return [float(column[0]) for column in columns]
-
     return columns
 
 
@@ -85,16 +83,17 @@ class _VectorMeans(Pass):
         self.results = results
         self.bias = ChunkBias(results)
 
-        # log p of the most probable class so far, and its vector (d,), which is the origin: it is
-        # subtracted from all vectors
+        # log p of the most probable class so far, and its vector (d,), which is subtracted from all
+        # vectors as their origin
         self.max_log_prob = -math.inf
         self.origin = np.zeros(0)
         self.label_vector = np.zeros(0)
         self.max_distance = 0.0  # largest distance of a vector from the origin
 
-        # sums of p, of the bias and of its magnitude; and sums of vectors (2, d), weighted by p and
-        # by the bias
+        # (3,) sums of p, of the bias and of its magnitude
         self.mass_sums = Sum((3,))
+
+        # (2, d) sums of the vectors, weighted by p and by the bias
         self.vector_sums = Sum()
 
     def empty(self) -> _VectorMeans:
@@ -108,10 +107,10 @@ class _VectorMeans(Pass):
             o, proposal = check_chunk(start, logits, q, totals)
             draws = draws_of_chunk(totals, start, o, proposal)
 
-            other = self.empty()
             bias = self.bias.bias_of_draws(draws)
-
             class_vectors = as_real_array("class_embeddings", vectors, (2,))
+
+            other = self.empty()
             heaviest = int(draws.probs.argmax())
             other.max_log_prob = float(draws.log_probs[heaviest])
             other.origin = class_vectors[heaviest]
@@ -125,12 +124,13 @@ class _VectorMeans(Pass):
                 other.label_vector = class_vectors[draws.label]
 
             self.merge(other)
+
         return self
 
     def merge(self, other: _VectorMeans) -> _VectorMeans:
         """Add the sums of `other` and return self.
 
-        The vectors of both are first measured from the same origin, the one with the larger p.
+        Both sums are first moved to the same origin: the vector with the larger p of the two.
         """
         if not len(other.origin):
             return self
@@ -172,9 +172,8 @@ class _VectorMeans(Pass):
         `mse` is ``E|sum_i p'_i c_i|**2`` for centred class vectors c, and `rounding` its error.
         """
         magnitude = float(self.mass_sums.value[2])
-        bias_error = (
-            self.bias.error + EPS * (self.results.totals.num + 8) * magnitude
-        ) * self.max_distance
+        rounding_of_sum = EPS * (self.results.totals.num + 8) * magnitude
+        bias_error = (self.bias.error + rounding_of_sum) * self.max_distance
         squared_bias, error = squared_norm_with_error(self.vector_sums.value[1], bias_error)
         mse = max(mse, squared_bias)
         return squared_bias, mse - squared_bias, mse, error + rounding + 4.0 * EPS * mse
@@ -196,11 +195,14 @@ class _NodeSums(Pass):
         _require_digits(self.draws, self.nodes, self.log_first_moment)
         num_nodes = len(self.nodes.x)
 
-        # sums over the classes at each of K nodes: vectors (K, d), and in (3, K) the magnitudes of
-        # their terms times norms, the magnitudes alone, and the scatter. The mean norm is
-        # sum_j p_j |c_j|.
+        # (K, d) sums of vectors over the classes, at each of K nodes
         self.numerator_sums = Sum((num_nodes, 1))
+
+        # (3, K) sums over the classes: of the magnitudes of the terms times the norms of the
+        # vectors, of the magnitudes alone, and of the scatter
         self.scalar_sums = Sum((3, num_nodes))
+
+        # sum_j p_j |c_j|
         self.mean_norm = Sum()
 
     def empty(self) -> _NodeSums:
@@ -224,14 +226,15 @@ class _NodeSums(Pass):
             norms = np.sqrt(squared_norms(centred))
 
             half = 0.5 * self.log_first_moment[:, None]
-            reach = np.column_stack([norms, np.ones(len(norms))])
+            scales = np.column_stack([norms, np.ones(len(norms))])
             with np.errstate(under="ignore", over="ignore"):
                 terms = partial(class_coefficients, draws, ratios, self.nodes, half)
-                change, magnitudes, square = sum_over_classes(terms, len(half), centred, reach)
+                change, magnitudes, square = sum_over_classes(terms, len(half), centred, scales)
 
             self.numerator_sums.add(change)
             self.scalar_sums.add(np.stack([*magnitudes.T, square]))
             self.mean_norm.add(float((draws.probs * norms).sum()))
+
         return self
 
     def merge(self, other: _NodeSums) -> _NodeSums:
@@ -273,10 +276,10 @@ def _require_digits(draws: Draws, nodes: Nodes, log_first_moment: FloatArray) ->
     T is computed from moments of panels of classes, because the classes are not in memory.
     """
     is_noisy = noisy_nodes(nodes.x, nodes.log_transform)
+
     # the error is divided by T, or by T**2 if the number of accepted draws is random
     power = 1.0 + draws.scheme.divides_by_accepted
     weights = (log_first_moment - power * nodes.log_transform)[is_noisy] - log_first_moment.max()
-
     if (weights > _MIN_LOG_WEIGHT).any():
         raise ValueError(
             f"`num_sampled` must be larger for classes in chunks, as a rule at least 10, got "

@@ -60,9 +60,8 @@ class DrawQuadrature(NamedTuple):
 def make_draw_quadrature(draws: Draws) -> DrawQuadrature | None:
     """Return the quadrature for one draw, or None if p' is the same in every outcome."""
     scheme = draws.scheme
-    num_outcomes = np.count_nonzero(draws.draw_probs) + (
-        scheme.has_random_count and draws.label_draw_prob > 0.0
-    )
+    num_outcomes = np.count_nonzero(draws.draw_probs)
+    num_outcomes += scheme.has_random_count and draws.label_draw_prob > 0.0
     if num_outcomes <= 1 or (draws.other_mass == 0.0 and not scheme.draws_label):
         return None
 
@@ -70,7 +69,6 @@ def make_draw_quadrature(draws: Draws) -> DrawQuadrature | None:
     atoms = make_atoms(draws, ratios)
     with np.errstate(under="ignore", over="ignore"):
         nodes = make_nodes(draws, ratios, atoms, STEP)
-
     return DrawQuadrature(ratios, atoms, nodes, term_rounding(draws))
 
 
@@ -90,17 +88,15 @@ def gradient_mse_of_draws(draws: Draws, centred: FloatArray) -> tuple[float, flo
         return 0.0, 0.0
 
     with np.errstate(under="ignore", over="ignore"):
-        mse, error = integral_with_error(
-            quadrature.nodes.dx, *_integrand(draws, quadrature, centred)
-        )
+        terms, errors = _integrand(draws, quadrature, centred)
+        mse, error = integral_with_error(quadrature.nodes.dx, terms, errors)
+    if not draws.scheme.divides_by_accepted:
+        return mse, error
 
-    if draws.scheme.divides_by_accepted:  # with no accepted draw, p' is 1 on the label
-        no_draw_term = draws.label_draw_prob**draws.num_draws * float(
-            squared_norms(centred[[draws.totals.label]])[0]
-        )
-        return mse + no_draw_term, error + 4.0 * EPS * no_draw_term
-
-    return mse, error
+    # if no draw is accepted, p' is 1 on the label
+    label_square = float(squared_norms(centred[[draws.totals.label]])[0])
+    no_draw_term = draws.label_draw_prob**draws.num_draws * label_square
+    return mse + no_draw_term, error + 4.0 * EPS * no_draw_term
 
 
 def _integrand(
@@ -141,8 +137,9 @@ def mean_square_terms(
     `unit` is the relative rounding error of a term. `log_first` and `ratio` are the results of
     `count_moments_at_nodes`, and `numerator` has the four arrays of `numerator_moments`.
     """
-    # A already contains the square root of the weight of each node, so that no factor overflows
+    # `change` is v A times the square root of the weight of each node, so that no factor overflows
     change, scatter, magnitude, scatter_magnitude = numerator
+
     # a relative error of x is multiplied by |x| in exp(x)
     units = unit * (1.0 + np.minimum(np.abs(log_first), _MAX_LOG_WEIGHT))
     square, error = squared_norms_with_errors(change, magnitude, units)
@@ -156,8 +153,8 @@ def numerator_moments(
 
     A is defined in `_integrand`. The scatter is
     v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2). v A is multiplied by
-    exp(`log_half`), (K,), and the scatter by its square. The last two of the four results are the
-    sums of the magnitudes (K,) of the terms of both, for their rounding errors.
+    exp(`log_half`), (K,), and the scatter by its square. The last two of the four results are sums
+    of magnitudes (K,), of the terms of v A and of the terms of the scatter.
     """
     label_vector = centred[draws.totals.label]
     scales = rounding_scales(centred, draws.probs)
@@ -214,10 +211,10 @@ def _label_coefficient(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the coefficient (K,) of the label's vector in v A, and its magnitude (K,).
 
-    Draws of the label are not part of it. The coefficient is exp(`log_half`) times
-    v (B - e_t psi_R), or v B if the label is drawn. For B = e_t the difference cancels. So it is
-    computed from `nodes.above`, in which 1 - psi_R has all its digits. The magnitude is the sum of
-    the magnitudes of the terms.
+    Draws of the label are not included. The coefficient is exp(`log_half`) times v (B - e_t psi_R),
+    or v B if the label is drawn. For B = e_t the difference cancels. So it is computed from
+    `nodes.above`, in which 1 - psi_R has all its digits. The magnitude is the sum of the magnitudes
+    of the terms.
     """
     base = np.exp(nodes.x + draws.log_base + log_half)
     if draws.scheme.draws_label:
@@ -231,7 +228,6 @@ def _label_coefficient(
     change: FloatArray = np.sign(nodes.above) * magnitude
     if draws.scheme.corrects_label:
         return change + base - np.exp(log_label_mass), magnitude + base + np.exp(log_label_mass)
-
     return change, magnitude
 
 
@@ -244,7 +240,7 @@ def class_coefficients(
     exp(`log_half`), (K, 1), and the third by its square.
 
     psi - psi_R loses digits if r is near R. So for v (r - R) > -1 it is psi_R expm1(-v (r - R)),
-    where r - R is computed as kappa (r + R). Otherwise it is the difference.
+    where r - R is computed as kappa (r + R). Otherwise it is computed as the difference.
     """
     x = nodes.x[:, None]
     q = draws.draw_probs[chunk]
@@ -296,9 +292,8 @@ def gradient_mse_of_inclusions(example: Example, centred: FloatArray) -> tuple[f
         change += np.outer(base_coefficients, draws.fractions @ centred[always_in])
         magnitude += np.abs(base_coefficients) * (draws.fractions @ scales[always_in])
 
-        root_weights = np.sqrt(
-            weights
-        )  # multiplied into the vectors before squaring: squares are finite
+        # multiply the root into the vectors before squaring, so that the squares are finite
+        root_weights = np.sqrt(weights)
         units = draws.term_rounding * (1.0 + np.abs(np.log(weights)))
         square, errors = squared_norms_with_errors(
             root_weights[:, None] * change, root_weights * magnitude, units
@@ -316,8 +311,8 @@ def _inclusion_coefficients(
     The three arrays are (K, classes in the slice `chunk`), at K nodes `x` = log u.
 
     With y = u w, exp(-y) - exp(-y_R) loses digits if w is near W. So for |y - y_R| < 1 it is
-    exp(-y_R) expm1(-(y - y_R)), where y - y_R is computed as kappa (y + y_R). Otherwise it is the
-    difference.
+    exp(-y_R) expm1(-(y - y_R)), where y - y_R is computed as kappa (y + y_R). Otherwise it is
+    computed as the difference.
     """
     x = x[:, None]
     pi = classes.pi[chunk]
@@ -325,7 +320,7 @@ def _inclusion_coefficients(
 
     y = np.exp(np.minimum(x + classes.log_w[chunk], LARGEST_LOG))
     y_ref = np.exp(np.minimum(x + classes.log_w_ref, LARGEST_LOG))
-    y_difference = classes.kappa[chunk] * (y + y_ref)  # y - y_ref
+    y_difference = classes.kappa[chunk] * (y + y_ref)
 
     decay = np.exp(-y)
     decay_ref = np.exp(-y_ref)

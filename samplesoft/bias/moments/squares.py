@@ -39,7 +39,8 @@ def center_vectors(vectors: FloatArray, probs: FloatArray) -> FloatArray:
 def rounding_scales(centred: FloatArray, probs: FloatArray) -> FloatArray:
     """Return scales (n,) of the rounding errors of the class vectors `centred` (n, d).
 
-    Each is the norm of the vector, plus the mean norm as the scale of the mean that was subtracted.
+    The scale is the norm of the vector plus the mean norm of all vectors, because the mean vector
+    was subtracted.
     """
     norms = np.sqrt(squared_norms(centred))
     return norms + float((probs * norms).sum())
@@ -56,8 +57,8 @@ def squared_norms_with_errors(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the squared norms (K,) of K vectors `change` (K, d), and bounds (K,) on their errors.
 
-    Each vector is a sum of terms: `magnitude` (K,) is the sum of their magnitudes, and `units` (K,)
-    are their relative errors.
+    Each vector is a sum of terms. `magnitude` (K,) is the sum of the magnitudes of the terms, and
+    `units` (K,) are bounds on their relative errors.
     """
     square = squared_norms(change)
     error_norms = units * magnitude
@@ -74,13 +75,12 @@ def sum_over_classes(
 
     ``class_terms(slice)`` returns the coefficients a, their magnitudes |a| and the coefficients b
     of a slice of classes, all (K, classes) at K nodes. `centred` (n, d) are the class vectors c.
-    `scales` has one scale (n,) or k scales (n, k) of the error of each vector.
+    `scales` are one scale (n,) or k scales (n, k) of the error of each vector.
 
     The three results have the shapes (K, d), (K,) or (K, k), and (K,).
     """
     squares = squared_norms(centred)
     node_shape = (num_nodes,)
-
     sums = (
         np.zeros(node_shape + centred.shape[1:]),
         np.zeros(node_shape + scales.shape[1:]),
@@ -99,7 +99,6 @@ def sum_over_classes(
     for chunk_sums in thread_map(sum_slice, slices):
         for total, chunk_sum in zip(sums, chunk_sums, strict=True):
             total += chunk_sum
-
     return sums
 
 
@@ -112,7 +111,8 @@ def integral_with_error(
     the quadrature times `margin`.
     """
     total = float(weights @ terms)
-    # the change by half of the nodes; halving the step squares the relative error, (B25)
-    coarse = change_by_half_of_nodes(weights * terms)
-    quadrature = margin * coarse * min(coarse / max(abs(total), MIN_SQUARE), 1.0) ** 0.5
-    return total, float(weights @ errors) + quadrature
+
+    # halving the step squares the relative error, (B25)
+    change = change_by_half_of_nodes(weights * terms)
+    quadrature_error = margin * change * min(change / max(abs(total), MIN_SQUARE), 1.0) ** 0.5
+    return total, float(weights @ errors) + quadrature_error

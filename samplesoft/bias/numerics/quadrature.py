@@ -15,16 +15,14 @@ import numpy as np
 from samplesoft._validation import FloatArray
 from samplesoft.bias.numerics.summation import EPS
 
-# in log v: the trapezoid error is about exp(-pi**2 / STEP), here below rounding
+# The step is in z of (B24), log v = z - exp(-z). The relative error of the trapezoid rule is about
+# exp(-pi**2 / STEP), which is below rounding.
 STEP = 0.2
 MIN_STEP = 0.02
 RELATIVE_TOLERANCE = 1e-12  # with this relative L1 error, the step is not halved again
-# relative rounding error of a term, without the rounding of its exponents
-ROUNDING = 2e-15
-# z of the first node, where v = exp(z - exp(-z)) is about exp(-70) of its scale
-_FIRST_Z = -4.2
-# at the last node, the slowest factor of the integrand is exp(-60)
-_LAST_EXPONENT = 60.0
+ROUNDING = 2e-15  # relative error of a term, besides the rounding of its exponents
+_FIRST_Z = -4.2  # at the first node, v is about exp(-70) of its scale
+_LAST_EXPONENT = 60.0  # at the last node, the slowest factor of the integrand is exp(-60)
 _MAX_LOG_RANGE = 1e5  # nats
 
 
@@ -36,11 +34,13 @@ def make_grid(
 ) -> tuple[FloatArray, FloatArray]:
     """Return log v of the nodes (K,), and their quadrature weights (K,) for integrals over dv / v.
 
-    `log_largest` is the log of the largest rate at which the integrand changes with v, and
-    `log_smallest` the log of the smallest rate at which it decays; eq. (B24).
+    The nodes are those of (B24), with the given `step` in z. `log_largest` is the log of the
+    largest rate at which the integrand changes with v, and `log_smallest` the log of the smallest
+    rate at which it decays.
     """
     span = math.log(_LAST_EXPONENT) - log_smallest + log_largest - _FIRST_Z
     require_few_nodes(span)
+
     # The integrand decays double exponentially in log v at the right end. The substitution
     # log v = z - exp(-z) makes it decay double exponentially at the left end, too.
     z = np.arange(_FIRST_Z, _FIRST_Z + span + step, step)
@@ -60,7 +60,8 @@ def require_few_nodes(span: float) -> None:
 def change_by_half_of_nodes(terms: FloatArray) -> float:
     """Return how much the sum of `terms` (K,) changes if the rule has only every second node.
 
-    It is the difference of the sums of the terms with even and with odd index.
+    The rule by every second node is twice the sum of the terms with even index. So the change is
+    the difference between the sums of the terms with even and with odd index.
     """
     return abs(float(terms[::2].sum()) - float(terms[1::2].sum()))
 
@@ -68,8 +69,8 @@ def change_by_half_of_nodes(terms: FloatArray) -> float:
 def relative_term_error_of_logs(*logs: FloatArray) -> float:
     """Return the relative rounding error of a term that is a product of exponentials of `logs`.
 
-    Each of the `logs` is an array (k,). They may cancel: a ratio e / q has the rounding errors of
-    log e and log q, even if it is near 1. So their magnitudes are added.
+    Each of the `logs` is an array (k,). Their magnitudes are added, because the logs may cancel: a
+    ratio e / q has the rounding errors of log e and of log q, even if the ratio is near 1.
     """
     first, *others = map(np.abs, logs)
     return relative_term_error(float(sum(others, first).max(initial=0.0)))
@@ -81,31 +82,32 @@ def relative_term_error(largest: float) -> float:
 
 
 def estimate_error(
-    coarse: float, size: float, norm: float, unit: float, narrow: bool = False
+    change: float, magnitude: float, norm: float, unit: float, narrow: bool = False
 ) -> float:
     """Return an estimate of the L1 error of a result of the trapezoid rule, eq. (B25).
 
-    `coarse` is the change of the result if only every second node is used, `size` the sum of the
-    magnitudes of all terms, `norm` the L1 norm of the result, and `unit` the relative rounding
+    `change` is the change of the result if only every second node is used, `magnitude` the sum of
+    the magnitudes of all terms, `norm` the L1 norm of the result, and `unit` the relative rounding
     error of a term.
 
     Halving the step squares the relative error of the trapezoid rule if the integrand is analytic
     in a wide strip. The estimate uses the power 3/2 instead of 2, as a margin for narrower strips.
     With `narrow`, it uses the power 1.
     """
-    relative = 1.0 if narrow else min(coarse / max(norm, 1e-300), 1.0)
-    return unit * (size + norm) + coarse * math.sqrt(relative)
+    relative_change = 1.0 if narrow else min(change / max(norm, 1e-300), 1.0)
+    return unit * (magnitude + norm) + change * math.sqrt(relative_change)
 
 
-def estimate_sum_error(terms: FloatArray, size: float, unit: float, narrow: bool = False) -> float:
+def estimate_sum_error(
+    terms: FloatArray, magnitude: float, unit: float, narrow: bool = False
+) -> float:
     """Return an estimate of the error of the sum of `terms` (K,) of the trapezoid rule.
 
-    `size` is the sum of the magnitudes from which the terms were computed. For `unit` and `narrow`,
-    see `estimate_error`.
+    `magnitude` is the sum of the magnitudes from which the terms were computed. For `unit` and
+    `narrow`, see `estimate_error`.
     """
-    return estimate_error(
-        change_by_half_of_nodes(terms), size, abs(float(terms.sum())), unit, narrow
-    )
+    change = change_by_half_of_nodes(terms)
+    return estimate_error(change, magnitude, abs(float(terms.sum())), unit, narrow)
 
 
 class ExampleBias(NamedTuple):

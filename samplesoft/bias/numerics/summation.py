@@ -17,8 +17,8 @@ LARGEST_FLOAT = float(np.finfo(np.float64).max)
 class Sum:
     """A compensated sum of floats or arrays, almost independent of the order of its terms.
 
-    A plain sum loses the low bits of each term. So `_low` accumulates the exact rounding error of
-    each addition (Knuth's two-sum).
+    A plain sum loses the low bits of each term. So `_low` adds up the exact rounding errors of all
+    additions (Knuth's two-sum).
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
@@ -125,14 +125,13 @@ def softmax_and_other_mass(logits: FloatArray, label: int) -> tuple[FloatArray, 
     log_probs = log_softmax(logits)
     probs = np.exp(log_probs)
 
-    p_label = probs[label]
+    label_prob = probs[label]
     probs[label] = 0.0
     other_mass = float(probs.sum())
-    probs[label] = p_label
+    probs[label] = label_prob
 
-    if p_label > 0.5:
+    if label_prob > 0.5:
         log_probs[label] = np.log1p(-other_mass)
-
     return log_probs, probs, other_mass
 
 
