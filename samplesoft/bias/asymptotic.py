@@ -89,7 +89,7 @@ def asymptotic_bias_of(inputs: Inputs) -> FloatArray:
 def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme) -> FloatArray:
     """Return the limit (n,) of m times the bias for one example, eq. (B31).
 
-    Differences of the ratios r cancel if all ratios are similar. So r enters only as r - R, the
+    Differences of the ratios r cancel if all ratios are similar. So only r - R is used, the
     difference from the ratio R of a reference class.
     """
     draws = make_draws(logits, label, q, 1, scheme)
@@ -98,6 +98,7 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
 
     ratios = make_ratios(draws)
     reference = float(np.exp(min(ratios.log_ref, LARGEST_EXPONENT)))
+    probs = draws.probs
 
     with np.errstate(all="ignore"):
         # r - R loses digits if r is near R. So for |kappa| < 1/2 it is computed as
@@ -107,15 +108,14 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
         difference_near_reference = 2.0 * kappa / np.where(is_near, 1.0 - kappa, 1.0) * reference
         difference = np.exp(np.minimum(ratios.log_r, LARGEST_EXPONENT)) - reference
 
-        flows = draws.probs * np.where(is_near, difference_near_reference, difference)
+        flows = probs * np.where(is_near, difference_near_reference, difference)
         flows[label] = 0.0
         flow_sum = float(flows.sum())
         mean_difference = ratios.mean_deviation * reference
 
-        limit: FloatArray = draws.probs * (flow_sum + draws.probs[label] * mean_difference) - flows
-        limit[label] = max(
-            draws.probs[label] * (flow_sum - draws.other_mass * mean_difference), 0.0
-        )
+        limit: FloatArray = probs * (flow_sum + probs[label] * mean_difference) - flows
+        label_limit = probs[label] * (flow_sum - draws.other_mass * mean_difference)
+        limit[label] = max(label_limit, 0.0)
 
     return limit
 
@@ -241,7 +241,7 @@ def self_normalized_terms_of(inputs: Inputs) -> SelfNormalizedTerms:
 def _rho_and_l1_bound(negatives: Negatives) -> tuple[np.float64, np.float64]:
     """Return ``rho = E[w^2] / E[w]^2``, and a bound on m times the L1 norm of the bias.
 
-    The bound is the one by Cauchy-Schwarz in `SelfNormalizedTerms`, rounded up.
+    The bound divided by m is `SelfNormalizedTerms.cauchy_schwarz_bound`, and is rounded up.
     """
     if negatives.log_p.size == 1:  # all draws are the same class
         return np.float64(1.0), np.float64(0.0)

@@ -116,14 +116,15 @@ def metropolis_bias(
 
     rows = []
     shape = (*steps.shape, inputs.logits.shape[1])
-    for (o, _, q_row), distribution in zip(
-        inputs.rows(), _start_distributions(start, inputs), strict=True
-    ):
+    start_distributions = _start_distributions(start, inputs)
+    for (o, _, q_row), distribution in zip(inputs.rows(), start_distributions, strict=True):
         log_p = log_softmax(o)
         log_q = np.log(q_row / q_row.sum())
-        top = int(log_p.argmax())
-        if log_p[top] > -_MAX_NEAR_LOG_RATIO:
-            log_p[top] = np.log1p(-np.exp(np.delete(log_p, top)).sum())
+
+        # log p near 0 loses digits, so it is computed from the sum of the other classes
+        heaviest = int(log_p.argmax())
+        if log_p[heaviest] > -_MAX_NEAR_LOG_RATIO:
+            log_p[heaviest] = np.log1p(-np.exp(np.delete(log_p, heaviest)).sum())
 
         chain = make_chain(log_p, log_q)
         p = np.exp(log_p)
@@ -131,16 +132,14 @@ def metropolis_bias(
             log_ratio = log_p - np.log(distribution)
 
         # distribution - p cancels if both are similar: use distribution * -expm1(log of the ratio)
-        gap_by_log_ratio = -distribution * np.expm1(
-            np.clip(log_ratio, -_MAX_NEAR_LOG_RATIO, _MAX_NEAR_LOG_RATIO)
-        )
+        clipped = np.clip(log_ratio, -_MAX_NEAR_LOG_RATIO, _MAX_NEAR_LOG_RATIO)
+        gap_by_log_ratio = -distribution * np.expm1(clipped)
         gap = np.where(np.abs(log_ratio) < _MAX_NEAR_LOG_RATIO, gap_by_log_ratio, distribution - p)
 
-        biases = np.reshape([after_steps(chain, gap, count, True) for count in counts], shape)
-        distributions = np.reshape(
-            [after_steps(chain, distribution, count) for count in counts], shape
-        )
-        rows.append((biases, distributions, p, np.exp(chain.log_rejection[-1])))
+        biases = [after_steps(chain, gap, count, True) for count in counts]
+        distributions = [after_steps(chain, distribution, count) for count in counts]
+        rate = np.exp(chain.log_rejection[-1])
+        rows.append((np.reshape(biases, shape), np.reshape(distributions, shape), p, rate))
 
     return ChainBias(*inputs.columns(rows))
 
@@ -157,7 +156,6 @@ def _start_distributions(start: Any, inputs: Inputs) -> FloatArray:
         return np.asarray(labels[:, None] == np.arange(n), np.float64)
     else:
         distributions = as_proposal("start", start, n)
-
         if distributions.shape not in ((n,), (*outer, n)):
             expected = f"({n},) or {(*outer, n)}"
             raise ValueError(

@@ -27,8 +27,8 @@ from samplesoft._validation import (
 )
 from samplesoft.schemes import SCHEMES, Scheme, as_scheme, certain_schemes
 
-_MIN_TASKS = 16  # in each call, so that up to 16 workers are busy
 MIN_Q = float(np.finfo(np.float64).tiny)  # smallest normal float64: smaller values lack digits
+_MIN_TASKS = 16  # for each call, so that up to 16 workers are busy
 _MAX_CHUNK_EXAMPLES = 32
 _MAX_CHUNK_LOGITS = 1 << 17
 
@@ -39,17 +39,16 @@ Example = tuple[FloatArray, int, FloatArray]  # logits (n,), the label, and q (n
 class Inputs:
     """Checked arguments of a bias function, for a batch of B examples.
 
-    The public functions that `verify` calls have variants ending in ``_of``, which take checked
-    `Inputs`. So `verify` checks the arguments only once for several functions.
+    Public functions that `verify` calls have variants ending in ``_of`` for checked `Inputs`, so
+    that `verify` checks its arguments only once.
     """
 
     logits: FloatArray  # (B, n)
     labels: IntArray  # (B,)
-    # (B, n), or (1, n) for a proposal that is the same for all examples
-    q: FloatArray
+    q: FloatArray  # (B, n), or (1, n) if it is the same for all examples
     num_sampled: int
     scheme: Scheme
-    is_batch: bool  # False if the caller gave one example without a batch axis
+    is_batch: bool  # False if the caller passed one example without a batch axis
     certain: IntArray  # (k,) always-included classes
 
     def rows(self) -> Iterator[Example]:
@@ -65,9 +64,8 @@ class Inputs:
         """
         batch, n = self.logits.shape
         num_tasks = -(-_MIN_TASKS // sweeps)
-        return chunks(
-            batch, max(min(_MAX_CHUNK_EXAMPLES, _MAX_CHUNK_LOGITS // n, -(-batch // num_tasks)), 1)
-        )
+        size = min(_MAX_CHUNK_EXAMPLES, _MAX_CHUNK_LOGITS // n, -(-batch // num_tasks))
+        return chunks(batch, max(size, 1))
 
     def of(self, examples: slice) -> Inputs:
         """Return the inputs of a slice of the examples."""
@@ -79,14 +77,15 @@ class Inputs:
         return replace(self, num_sampled=num_sampled)
 
     def columns(self, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Stack the results of the examples: `rows` yields a tuple of results for each example.
+        """Stack the results of the examples, given one tuple of results for each example.
 
-        Returns one array (B, ...) for each entry of the tuples, or the only tuple itself if the
-        caller gave an example without a batch axis. None stays None.
+        Returns one array (B, ...) for each entry of the tuples; or the only tuple itself, if the
+        caller passed one example without a batch axis. None stays None.
         """
         results = list(rows)
         if not self.is_batch:
             return results[0]
+
         columns = zip(*results, strict=True)
         return tuple(None if column[0] is None else np.array(column) for column in columns)
 
@@ -106,12 +105,14 @@ def check_inputs(
 ) -> Inputs:
     """Check the common arguments of the bias functions, and copy them from a GPU.
 
-    The arguments are those of `samplesoft.exact_bias`; the result holds float64 and int64 arrays
-    of a batch. The flags are True if the caller supports always-included classes, which a sampler
-    may have (`allows_always_included`), classes that are never drawn (`takes_missing`), and draws
+    The arguments are those of `samplesoft.exact_bias`; the result contains float64 and int64 arrays
+    of a batch. The flags say what the caller supports: always-included classes, which a sampler may
+    have (`allows_always_included`), classes that are never drawn (`takes_missing`), and draws
     without replacement (`takes_distinct`). `require` is a function that raises for unsupported
-    schemes, in place of `takes_distinct`. Raises TypeError or ValueError if an argument is
-    malformed, or the proposal misses a class that the scheme needs.
+    schemes, and replaces `takes_distinct`.
+
+    Raises TypeError or ValueError if an argument is malformed, or the proposal misses a class that
+    the scheme needs.
     """
     known_scheme = _find_scheme(scheme, takes_distinct, require)
     if not allows_always_included:
@@ -147,7 +148,6 @@ def _find_scheme(
 ) -> Scheme:
     """Return the scheme of this `name`, as `as_scheme` does; faster if the name is valid."""
     known_scheme = SCHEMES.get(name) if require is None and isinstance(name, str) else None
-
     if (
         known_scheme is not None
         and known_scheme.has_exact_bias
@@ -183,8 +183,9 @@ def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
             "one row for all examples, or one row for each."
         )
 
+    # the label is in S even if it is never drawn
     is_divisor = np.broadcast_to(inputs.q > 0.0, (batch, n)).copy()
-    if inputs.scheme.corrects_label:  # the label is in S even if it is never drawn
+    if inputs.scheme.corrects_label:
         is_divisor[np.arange(batch), inputs.labels] = True
     if rows.min() < 0.0 or ((rows < MIN_Q) & is_divisor).any():
         raise ValueError(
@@ -203,9 +204,11 @@ def probs_of(
     A sampler is replaced by its probabilities; any other `q` is returned as it is. If the scheme
     excludes the `labels` (B,), the probabilities are ``q.probs(h, exclude=labels)``: the exact
     distribution of the sampler's draws, which may differ from its probabilities given "not the
-    label". An object without a method ``sample`` makes no draws and gets no `exclude`. `name` is
-    the argument's name in error messages. Raises TypeError if a sampler needs context vectors `h`
-    and there are none, ValueError if it draws without replacement.
+    label". An object without a method ``sample`` makes no draws, and gets no `exclude`. `name` is
+    the argument's name in error messages.
+
+    Raises TypeError if a sampler needs context vectors `h` and there are none, and ValueError if it
+    draws without replacement.
     """
     if not hasattr(q, "probs"):
         return to_host(q)
@@ -231,11 +234,13 @@ def probs_of(
     excludes_label = scheme.excludes_label and not scheme.independent and hasattr(q, "sample")
     if not excludes_label or n == 1 or getattr(q, "num_classes", n) != n:
         return to_host(q.probs(h))
+
+    # one context may be for all examples; for a wrong number of contexts, the caller raises
     if h is not None:
         h = np.atleast_2d(to_host(h))
         if len(h) not in (1, len(labels)):
-            return to_host(q.probs(h))  # of the wrong shape, for which the caller raises
-        h = np.repeat(h, len(labels) // len(h), axis=0)  # one context may be for all examples
+            return to_host(q.probs(h))
+        h = np.repeat(h, len(labels) // len(h), axis=0)
     return to_host(q.probs(h, exclude=labels))
 
 
@@ -282,7 +287,7 @@ def _check_proposal(
 def check_support(inputs: Inputs, takes_missing: bool = False) -> None:
     """Raise ValueError if a class that the scheme needs has q = 0, or no negative has q > 0.
 
-    With `takes_missing`, only the second is an error.
+    With `takes_missing`, classes with q = 0 are valid, as long as a negative has q > 0.
     """
     if inputs.q.min() > 0.0 and inputs.logits.shape[1] > 1:
         return
@@ -340,7 +345,7 @@ def is_dask(value: Any) -> bool:
 
 
 def require_none_with_dask(**arguments: Any) -> None:
-    """Raise ValueError if any of the arguments is not None, as Dask arrays support none of them."""
+    """Raise ValueError if any argument is not None, because Dask arrays support none of them."""
     unsupported = [f"`{name}`" for name, value in arguments.items() if value is not None]
     if unsupported:
         raise ValueError(
@@ -355,7 +360,7 @@ def require_none_with_dask(**arguments: Any) -> None:
 def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntArray:
     """Check the always-included classes; return their indices (k,), sorted.
 
-    They are the argument `value`, or the attribute ``certain`` of a sampler `q`.
+    The classes are the argument `value`, or the attribute ``certain`` of a sampler `q`.
     """
     sampler_classes = getattr(q, "certain", None)
     if sampler_classes is not None and value is not None:
@@ -394,16 +399,16 @@ class MergedExample(NamedTuple):
     """One example in which the label and the always-included classes are merged into class 0.
 
     The merged classes contribute a constant mass to S, and drawing one of them adds nothing. Each
-    p' of a merged class is therefore a fixed fraction of one joint p', eq. (B33), and other code
-    can treat them as a single class. The remaining classes follow it as classes 1, 2, ...
+    p' of a merged class is therefore a fixed fraction of one joint p', eq. (B33), so that the
+    merged classes can be treated as a single class. The remaining classes become classes 1, 2, ...
     """
 
     logits: FloatArray  # of the merged class, followed by the remaining classes
     label: int  # 0
     q: FloatArray  # of the merged class, followed by the remaining classes
-    members: IntArray  # indices of the merged classes, the label last
-    remaining: IntArray  # indices of the remaining classes
-    fractions: FloatArray  # mass of each merged class / mass of all merged classes
+    members: IntArray  # original indices of the merged classes, the label last
+    remaining: IntArray  # original indices of the remaining classes
+    fractions: FloatArray  # share of each merged class in the mass of all merged classes
 
     def split_members(self, values: FloatArray) -> FloatArray:
         """Return values (n,) of all classes, given `values` with one entry for the merged class.
@@ -411,15 +416,18 @@ class MergedExample(NamedTuple):
         The entry of the merged class is divided among its members by their fractions.
         """
         out = np.empty(len(self.members) + len(self.remaining))
-        out[self.remaining], out[self.members] = values[1:], values[0] * self.fractions
+        out[self.remaining] = values[1:]
+        out[self.members] = values[0] * self.fractions
         return out
 
     def mean_rows(self, vectors: FloatArray) -> FloatArray:
-        """Return class vectors, given `vectors` (n, d): a row for the merged class, then the rest.
+        """Return the class vectors after the merge, given `vectors` (n, d) of all classes.
 
-        The row of the merged class is the mean of the rows of its members, weighted by mass.
+        Row 0 is the mean of the rows of the merged classes, weighted by mass. The rows of the
+        remaining classes follow.
         """
         members = vectors[self.members]
+
         # the mean is taken relative to the label's vector, which the caller may have made 0
         mean = members[-1] + self.fractions @ (members - members[-1])
         return np.concatenate([mean[None], vectors[self.remaining]])
@@ -478,7 +486,8 @@ def scaled_to_avoid_overflow(jacobian: FloatArray) -> tuple[FloatArray, int]:
 def ldexp_or_inf(values: FloatArray, exponent: int) -> FloatArray:
     """Return ``values * 2**exponent``, infinite where that overflows."""
     with np.errstate(over="ignore"):
-        if abs(exponent) < 1023:  # 2**exponent is a normal float64: the same product, but faster
+        # if 2**exponent is a normal float64, the product is the same, but faster
+        if abs(exponent) < 1023:
             return values * 2.0**exponent
         product: FloatArray = np.ldexp(values, exponent)
     return product

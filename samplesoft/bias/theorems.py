@@ -36,9 +36,11 @@ from samplesoft.bias.numerics.summation import EPS, log_softmax
 
 COSINE_TOLERANCE = 1e-4  # normalised float32 vectors have norms of 1 up to about 1e-4
 TINY = float(np.finfo(np.float64).tiny)
+
 # A value counts as outside a bound only if it exceeds the bound by this fraction of the bound,
 # which is far above rounding errors, and far below relevant violations.
 _RELATIVE_TOLERANCE = 1e-9
+
 # with a larger error of their logs (from very large logits), ratios have no correct digit
 _MAX_LOG_ROUNDING = 1e-3
 
@@ -61,19 +63,20 @@ class Theorem1Terms(NamedTuple):
     `variance` are rounded up, by bounds on the rounding errors of the field and of g.
     """
 
-    # sum_j p_j^2 / q_j over the negatives, the first quantity of eq. 12
-    second_moment: Scalar
-    # max_{j, j'} |r_j - r_j'| over the negatives, the second quantity of eq. 12
-    max_gap: Scalar
-    # (n,) or (B, n): |Z_t - r_k|, the third quantity of eq. 12; 0 at the label
-    deviation: FloatArray
+    # the three quantities of eq. 12, over the negatives
+    second_moment: Scalar  # sum_j p_j^2 / q_j
+    max_gap: Scalar  # max_{j, j'} |r_j - r_j'|
+    deviation: FloatArray  # (n,) or (B, n): |Z_t - r_k|; 0 at the label
+
     # m UB_1 of eq. 11: the variance second_moment - Z_t^2, computed without this subtraction
     ub1: Scalar
     ub2: Scalar  # UB_2 of eq. 11: max_gap Z_t / (1 + second_moment)
-    # sum_k p_k |Z_t - r_k|, which eq. 10 multiplies by -M / m
-    lb_sum: Scalar
+    lb_sum: Scalar  # sum_k p_k |Z_t - r_k|, which eq. 10 multiplies by -M / m
+
     # (n,) or (B, n): p_j, and 0 at the label. It is g if the parameters are the logits.
     negative_probs: FloatArray
+
+    # for the corrected theorem
     variance: Scalar  # V, the variance of r under q, the factor of g
     variance_above: Scalar  # V, rounded up
     label_part: Scalar  # p_t V
@@ -100,6 +103,7 @@ class Theorem1Terms(NamedTuple):
             # UB_1 g is 0 for g = 0, even if UB_1 overflowed
             leading_term = np.where(weights == 0.0, 0.0, ub1 * weights)
             upper = leading_term + 2.0 * bound[..., None] * ub2
+
             # eq. 10; 0 - x, because -x would give -0 for x = 0
             lower = np.broadcast_to(0.0 - bound[..., None] * lb_sum, upper.shape)
 
@@ -110,8 +114,8 @@ class Theorem1Terms(NamedTuple):
     ) -> tuple[Scalar, Scalar, Scalar]:
         """Return bounds on ``|bias|``, ``|bias - V g / m|`` and ``|bias + V g / m|``.
 
-        Each holds for every coordinate of the gradient's bias, for M = `grad_bound`, and is a
-        scalar or (B,). The first is at most 2 M; the other two are NaN if they overflow.
+        Each bound is a scalar or (B,), and holds for every coordinate of the gradient's bias, with
+        M = `grad_bound`. The first bound is at most 2 M. The other two are NaN if they overflow.
         """
         m = as_count("num_sampled", num_sampled)
         bound = np.asarray(grad_bound)
@@ -119,20 +123,19 @@ class Theorem1Terms(NamedTuple):
         with np.errstate(all="ignore"):
             variance_above = self.variance_above
             gap = self.gap_above / m
-            remainder = (
-                variance_above * np.hypot(np.sqrt(3.0 * variance_above / m), gap) + self.root * gap
-            )
+            deviation = np.hypot(np.sqrt(3.0 * variance_above / m), gap)
+            remainder = variance_above * deviation + self.root * gap
             remainder += self.label_part
 
-            distance_from_leading = self.spread + remainder
-            distance_from_minus_leading = self.shifted + variance_above
-            distance_from_zero = np.fmin(self.spread + variance_above, self.shifted + remainder)
+            from_leading = self.spread + remainder
+            from_minus_leading = self.shifted + variance_above
+            from_zero = np.fmin(self.spread + variance_above, self.shifted + remainder)
 
             # the bound 2 M holds because p and p' sum to 1
             return (
-                np.fmin(distance_from_zero * bound / m, 2.0 * bound),
-                distance_from_leading * bound / m,
-                distance_from_minus_leading * bound / m,
+                np.fmin(from_zero * bound / m, 2.0 * bound),
+                from_leading * bound / m,
+                from_minus_leading * bound / m,
             )
 
     def corrected_bounds(
@@ -143,26 +146,17 @@ class Theorem1Terms(NamedTuple):
         The arguments are those of `bounds`.
         """
         weights, bound, unit = _divide_by_power_of_two(g, grad_bound, np.shape(self.variance))
-        distance_from_zero, distance_from_leading, distance_from_minus_leading = (
+        from_zero, from_leading, from_minus_leading = (
             x[..., None] for x in self.distance_bounds(bound, num_sampled)
         )
+
         with np.errstate(all="ignore"):
             leading_term = np.expand_dims(self.variance, -1) * weights / num_sampled
-            lower_distance = np.fmin(
-                distance_from_zero,
-                np.fmin(
-                    distance_from_leading - leading_term, distance_from_minus_leading + leading_term
-                ),
-            )
-            upper_distance = np.fmin(
-                distance_from_zero,
-                np.fmin(
-                    distance_from_leading + leading_term, distance_from_minus_leading - leading_term
-                ),
-            )
-            return -_next_above(ldexp_or_inf(lower_distance, unit)), _next_above(
-                ldexp_or_inf(upper_distance, unit)
-            )
+            lower_by_g = np.fmin(from_leading - leading_term, from_minus_leading + leading_term)
+            upper_by_g = np.fmin(from_leading + leading_term, from_minus_leading - leading_term)
+            minus_lower = _next_above(ldexp_or_inf(np.fmin(from_zero, lower_by_g), unit))
+            upper = _next_above(ldexp_or_inf(np.fmin(from_zero, upper_by_g), unit))
+            return -minus_lower, upper
 
 
 @dataclass(frozen=True)
@@ -233,10 +227,11 @@ def widen_bounds(bounds: Theorem1Bounds, slack: Any) -> tuple[FloatArray, FloatA
 
     `Theorem1Bounds.outside` compares a bias with them.
     """
-    low, high = bounds.lower - slack, bounds.upper + slack
-    return low - _RELATIVE_TOLERANCE * np.abs(bounds.lower), high + _RELATIVE_TOLERANCE * np.abs(
-        bounds.upper
-    )
+    low = bounds.lower - slack
+    high = bounds.upper + slack
+    low = low - _RELATIVE_TOLERANCE * np.abs(bounds.lower)
+    high = high + _RELATIVE_TOLERANCE * np.abs(bounds.upper)
+    return low, high
 
 
 def theorem1_terms(
@@ -268,7 +263,8 @@ def _terms_of_negatives(negatives: Negatives) -> Theorem1Terms:
     log_second = 2.0 * log_zt + float(np.logaddexp(0.0, negatives.log_chi2))
 
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
-        low, high = log_ratio.min(), log_ratio.max()
+        low = log_ratio.min()
+        high = log_ratio.max()
         log_gap = log_zt + high + np.log(-np.expm1(low - high))
         log_ub2 = log_gap + log_zt - np.logaddexp(0.0, log_second)
 
@@ -290,9 +286,12 @@ def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
     log_ratio = negatives.log_ratio
     log_p = negatives.log_p
     unit = negatives.log_error_bound
+
     with np.errstate(all="ignore"):
         probs = np.exp(log_p)
-        if len(log_p) == 1 or unit > _MAX_LOG_ROUNDING:  # equal draws, or ratios without digits
+
+        # a single class is drawn, or the ratios have no correct digits
+        if len(log_p) == 1 or unit > _MAX_LOG_ROUNDING:
             bound = 0.0 if len(log_p) == 1 else np.inf
             return dict.fromkeys(Theorem1Terms._fields[-7:], np.float64(bound))
 
@@ -306,7 +305,6 @@ def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
         variance_above = deviation_above * deviation_above
 
         centred = np.exp(log_p + log_zt + negatives.log_deviation) * np.sign(log_ratio)
-
         high = log_ratio.max()
         low = log_ratio.min()
         gap = np.exp(log_zt + high) * (-np.expm1(low - high) + 16.0 * unit)
@@ -413,8 +411,8 @@ def _divide_by_power_of_two(
 ) -> tuple[FloatArray, FloatArray, int]:
     """Check g and M; return them divided by 2**k, and k, so that their products do not overflow.
 
-    k is such that the larger of M and the largest magnitude in g is between 1/2 and 1 afterwards.
-    `shape` is the shape of the result for M, () or (B,).
+    k is chosen such that afterwards the larger one of M and the largest magnitude in g is between
+    1/2 and 1. `shape` is the shape of the result for M, () or (B,).
     """
     require_host_array("g", g)
     weights = np.asarray(g, dtype=np.float64)
@@ -434,8 +432,8 @@ def _divide_by_power_of_two(
 def _next_above(x: FloatArray) -> FloatArray:
     """Return ``np.nextafter(x, inf)``, the next larger floats.
 
-    If all entries are positive and finite, a faster method is used: read as an integer, the bits of
-    a positive float, plus 1, are the bits of the next larger float.
+    If all entries are positive and finite, a faster method is used: the bits of a positive float
+    are read as an integer, and 1 is added.
     """
     if x.ndim and x.min() > 0.0 and x.max() < np.inf:
         next_floats: FloatArray = (np.ascontiguousarray(x).view(np.int64) + 1).view(np.float64)
@@ -607,7 +605,8 @@ def theorem2_ratio(
     """
     cosines, classes = _check_cosine(cosine, labels)
     kernel_estimates = as_real_array("estimates", estimates, (1,))
-    tau, nu = as_positive("tau", tau), as_positive("nu", nu)
+    tau = as_positive("tau", tau)
+    nu = as_positive("nu", nu)
     if kernel_estimates.shape != cosines.shape:
         raise ValueError(
             f"`estimates` of shape {kernel_estimates.shape} does not match `cosine` of shape "
@@ -616,9 +615,7 @@ def theorem2_ratio(
 
     cosines = cosines[classes]
     kernel_estimates = kernel_estimates[classes]
-    kernel_estimates = kernel_estimates / max(
-        float(np.abs(kernel_estimates).max()), np.finfo(np.float64).tiny
-    )
+    kernel_estimates = kernel_estimates / max(float(np.abs(kernel_estimates).max()), TINY)
     constant = float(kernel_estimates.sum())
     if constant <= 0.0:
         raise ValueError(
@@ -631,9 +628,8 @@ def theorem2_ratio(
     log_z_nu = log_sum_exp(nu * cosines)
     log_center = (tau - nu) * cosines
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
-        log_ratio = (
-            tau * cosines - log_z_tau - np.log(np.abs(kernel_estimates)) + math.log(constant)
-        )
+        log_estimates = np.log(np.abs(kernel_estimates))
+        log_ratio = tau * cosines - log_z_tau - log_estimates + math.log(constant)
         log_normalizer = log_z_nu - log_z_tau
 
         return Theorem2Ratio(
@@ -764,7 +760,8 @@ def theorem2_corrected(
     1.222 1.7e-01 0.0181
     """
     cosines, classes = _check_cosine(cosine, labels)
-    tau, nu = as_positive("tau", tau), as_positive("nu", nu)
+    tau = as_positive("tau", tau)
+    nu = as_positive("nu", nu)
     num_frequencies = as_count("num_features", num_features)
     gamma = as_positive("gamma", gamma)
     if gamma >= 1.0:

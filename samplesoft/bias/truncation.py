@@ -73,15 +73,18 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
     np.put_along_axis(is_inside, as_ids("ids", ids, n, len(rows)), True, axis=1)
     np.put_along_axis(is_inside, targets[:, None], True, axis=1)
 
-    with np.errstate(over="ignore", invalid="ignore"):  # logits 1e308 apart; no class outside A
-        tops = [rows.max(axis=1, where=mask, initial=-np.inf) for mask in (is_inside, ~is_inside)]
-        gaps = np.maximum(rows - np.where(is_inside, tops[0][:, None], tops[1][:, None]), -1e300)
+    # warnings are ignored for logits that differ by 1e308, and if no class is outside A
+    masks = is_inside, ~is_inside
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest = [rows.max(axis=1, where=mask, initial=-np.inf) for mask in masks]
+        gaps = rows - np.where(is_inside, largest[0][:, None], largest[1][:, None])
+        gaps = np.maximum(gaps, -1e300)
         weights = np.exp(gaps)
 
-        masses = [weights.sum(axis=1, where=mask) for mask in (is_inside, ~is_inside)]
         # log((1 - p(A)) / p(A)): -inf if no class is outside A; otherwise the sum outside A, in
         # units of its largest term, is at least 1
-        log_odds = tops[1] - tops[0] + np.log(np.maximum(masses[1], 1.0) / masses[0])
+        masses = [weights.sum(axis=1, where=mask) for mask in masks]
+        log_odds = largest[1] - largest[0] + np.log(np.maximum(masses[1], 1.0) / masses[0])
 
     fractions = weights / np.where(is_inside, masses[0][:, None], masses[1][:, None])
     mass = expit(log_odds)[:, None]
@@ -97,4 +100,6 @@ def truncated_bias(logits: ArrayLike, labels: Any, ids: Any) -> ExactBias:
     loss_error = (sum_error + odds_error) * mass[:, 0] + sum_error * np.abs(loss_bias)
 
     columns = bias, probs, loss_bias, error, loss_error
-    return ExactBias(*(columns if o.ndim == 2 else (column[0] for column in columns)))
+    if o.ndim == 1:
+        return ExactBias(*(column[0] for column in columns))
+    return ExactBias(*columns)

@@ -158,12 +158,12 @@ def moments_with_square(
     inputs: Inputs,
     class_embeddings: ArrayLike,
     tau: float,
-    square_of: Callable[[Draws, FloatArray], tuple[float, float]],
+    mse_of_draws: Callable[[Draws, FloatArray], tuple[float, float]],
 ) -> GradientMoments:
-    """Return the gradient moments for checked `inputs`, with a given function for the mean square.
+    """Return the gradient moments for checked `inputs`, given a function for the mean square.
 
-    For draws with replacement, ``square_of(draws, vectors)`` returns ``E|sum_i p'_i c_i|**2`` and
-    its error, where the vectors c (n, d) have the mean 0 under the softmax.
+    For draws with replacement, ``mse_of_draws(draws, vectors)`` returns ``E|sum_i p'_i c_i|**2``
+    and its error, where the vectors c (n, d) have the mean 0 under the softmax.
     """
     vectors, scale = check_class_vectors(class_embeddings, inputs.logits.shape[1], tau)
 
@@ -173,6 +173,7 @@ def moments_with_square(
         merge_error = 0.0
         if len(inputs.certain):
             merged = merge_certain_into_label(*example, inputs.certain)
+
             # subtract the label's vector: it does not change the moments, and means lose no digits
             class_vectors = merged.mean_rows(vectors - vectors[example[1]])
             example = merged[:3]
@@ -186,10 +187,11 @@ def moments_with_square(
             mse, rounding = gradient_mse_of_sets(example, inputs, centred)
         else:
             draws = make_draws(*example, inputs.num_sampled, inputs.scheme)
-            mse, rounding = square_of(draws, centred)
+            mse, rounding = mse_of_draws(draws, centred)
 
         squared_bias, error = _squared_bias(row, class_vectors)
-        squared_bias, mse = scale * squared_bias, scale * max(mse, squared_bias)
+        mse = scale * max(mse, squared_bias)
+        squared_bias = scale * squared_bias
         error = scale * (error + rounding) + (merge_error + 4.0 * EPS) * mse
         rows.append((squared_bias, mse - squared_bias, mse, error))
 
