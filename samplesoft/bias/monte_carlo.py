@@ -323,6 +323,7 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
     num_draws = m
     probs = q
     log_unit = 0.0
+
     if scheme.independent:
         # To include each class independently without O(n) time, draw a Poisson number of classes
         # with replacement, in proportion to rates r. Each class is then drawn at least once with
