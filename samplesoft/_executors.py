@@ -332,6 +332,7 @@ def connect_client(address: str, error_prefix: str, **options: Any) -> Any:
             f"{_CONNECT_SECONDS} s, such as tcp://10.0.0.1:8786, got {address!r} "
             f"({str(error) or 'silence'})."
         ) from error
+
     return distributed.Client(address, timeout=_CONNECT_SECONDS, **options)
 
 

@@ -103,6 +103,7 @@ def move_into_place(draft: Path, path: str | Path) -> None:
     except BaseException:
         discard_draft(draft)
         raise
+
     _drafts_in_progress.discard(draft.name)
 
     if os.name == "posix":  # elsewhere a folder cannot be opened

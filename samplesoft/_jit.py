@@ -121,6 +121,7 @@ def _compile(function: Function, fastmath: bool | set[str], **extra_options: boo
     options: dict[str, Any] = {"nopython": True, "nogil": True, "error_model": "numpy"}
     options["fastmath"] = fastmath
     options["no_cfunc_wrapper"] = True  # kernels are not called from C
+
     # set explicitly, because a caller compiled by `njit_bare` would pass on its False
     options["_nrt"] = True
     options |= extra_options
@@ -230,6 +231,7 @@ def thread_map(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
     items = list(items)
     threads = num_threads()
     workers = min(threads, len(items))
+
     # inside a worker `threads` is 1, because waiting for other workers could deadlock
     if workers <= 1:
         yield from map(function, items)

@@ -77,6 +77,7 @@ def _control_group_folders(root: Path, group: _ControlGroupFiles) -> Iterator[Pa
             is_memory_group = not controllers
         if is_memory_group:
             group_path = path
+
     if group_path is None:
         return
 

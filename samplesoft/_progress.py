@@ -43,6 +43,7 @@ def progress_bar(show: bool, *, each: bool = False, **options: Any) -> Any:
     bar = Bar(leave=False, disable=not enabled, **options)
     if enabled:
         _start_thread(_refresh_every_second, bar)
+
     return bar
 
 

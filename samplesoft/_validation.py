@@ -91,6 +91,7 @@ def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
     if not kinds or not are_integers or kinds.intersection(_NON_NUMBERS):
         return array
     exact = exact_integers(entries)
+
     return array if exact.dtype == object else exact.reshape(array.shape)
 
 
@@ -395,6 +396,7 @@ def _as_float(name: str, value: Any, expected: str, is_valid: Callable[[float], 
             number = float(value)
     except OverflowError:
         number = np.inf if value > 0 else -np.inf
+
     if not is_valid(number):
         raise ValueError(f"`{name}` must be {expected}, got {short_repr(value)}.")
     return number
@@ -480,6 +482,7 @@ def as_csr(name: str, value: Any) -> Any:
             f"`{name}` must be a scipy.sparse matrix of real numbers, but not of float16, got "
             f"{type(value).__name__} {short_repr(value)}; make one with scipy.sparse.csr_array."
         )
+
     # check first, because an index out of range would read other memory during the conversion
     if hasattr(value, "check_format"):
         require_well_formed(name, value)
@@ -490,6 +493,7 @@ def as_csr(name: str, value: Any) -> Any:
         if wide.dtype == np.float32:
             wide = wide.astype(np.float64)
         matrix = sparse.csr_array(wide, dtype=np.float64, copy=wide is rows)
+
     require_well_formed(name, matrix)
     return matrix
 

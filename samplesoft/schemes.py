@@ -87,6 +87,7 @@ class Scheme:
         for name in ("name", "formula"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"`{name}` must be a text, got {getattr(self, name)!r}.")
+
         for name in ("corrects_draws", "independent", "jackknife", "distinct"):
             as_flag(name, getattr(self, name))
 

@@ -118,6 +118,7 @@ def top_k_classes(
             f"`class_embeddings` must be finite, and scores within the range of {z.dtype}: scale "
             "vectors down, or use float64."
         )
+
     return ids, scores
 
 
@@ -176,6 +177,7 @@ def best_classes(
             tile_classes=tile_classes,
         )
         ids[chunk], best[chunk] = _search_in_threads(task, k)
+
     return ids, best
 
 
@@ -209,6 +211,7 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     batch = len(task.z)
     n = len(task.rows)
     class_chunks = chunks(n, _CLASSES_PER_TASK)
+
     # with few chunks of classes, threads would be idle, so split the contexts too
     splits_contexts = len(class_chunks) < _MIN_CLASS_CHUNKS
     context_chunks = chunks(batch, _CONTEXTS_PER_TASK if splits_contexts else batch)
@@ -229,6 +232,7 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     bad_by_thread, best_by_thread, ids_by_thread = zip(
         *thread_map(search_tasks, range(num_threads())), strict=True
     )
+
     # report the smallest bad class, so that the error does not depend on timing
     if min(bad_by_thread) < n:
         _raise_for_bad_class_vector(task.rows, min(bad_by_thread), task.normalize)
@@ -239,6 +243,7 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     best = np.take_along_axis(best, order, 1)
     ids = np.take_along_axis(ids, order, 1)
     ids[ids == n] = -1
+
     return ids, best
 
 
@@ -356,6 +361,7 @@ def _update_top_k(
 
                 if _any_above(context_scores, best[b, 0]):
                     _insert_candidates(task, b, start, context_scores, best[b], ids[b])
+
     return -1
 
 

@@ -411,6 +411,7 @@ def _sum_columns(rows: Any, out: Any) -> None:
     rows_per_block = -(-rows.shape[0] // out.shape[0])
     total = 0.0
     abs_total = 0.0
+
     for i in range(block * rows_per_block, min((block + 1) * rows_per_block, rows.shape[0])):
         total += float(rows[i, f])
         abs_total += abs(float(rows[i, f]))

@@ -241,6 +241,7 @@ def probs_of(
         if len(h) not in (1, len(labels)):
             return to_host(q.probs(h))
         h = np.repeat(h, len(labels) // len(h), axis=0)
+
     return to_host(q.probs(h, exclude=labels))
 
 

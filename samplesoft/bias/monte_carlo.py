@@ -170,6 +170,7 @@ def _simulate_examples(
     m = inputs.num_sampled
     scheme = inputs.scheme
     rows: list[tuple[Any, ...]] = []
+
     for i, row in enumerate(inputs.rows(), start):
         # a compiled function returns a plain int: convert it, so that Numba sees a uint64 again
         example_key = np.uint64(mix64(key, np.uint64(i)))
@@ -493,6 +494,7 @@ def _draw_trial(
     for j in plan.always_included:
         ids[size] = j
         size += 1
+
     for k in range(size):
         seen[ids[k]] += 1
 

@@ -691,6 +691,7 @@ def atom_integrals(
     # y / (kappa (1 - pi)), and the term of B is 0.
     at_flat = np.zeros((4, num_nodes))
     at_gone = np.zeros((4, num_nodes))
+
     for k in range(num_nodes):
         y_refs[k] = scaled(x[k], log_w_ref)
         scales[k] = weights[k] / ((1.0 - pi_ref) + pi_ref * math.exp(-y_refs[k]))

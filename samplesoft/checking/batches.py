@@ -157,6 +157,7 @@ class InBatchCandidates:
         is_gradient: list[NDArray[np.bool_]] = []
         measured_rounding: list[FloatArray] = []
         self._batches: list[tuple[Problem, FloatArray]] = []
+
         for _ in range(_NUM_BATCHES):
             # labels from as many classes as examples, with repeats, so that a batch contains hits
             rows = rng.integers(0, len(problem.labels), self._size)
@@ -316,6 +317,7 @@ class InBatchCandidates:
         hits_follow_label = scheme == "candidate"
         tau = self._observer.problem.tau
         sums_of_batches = self._sums_of_batches(ESTIMATORS[scheme], self._size - 1, tau)
+
         for batch, other_counts, sampled_sum in sums_of_batches:
             draw_logits = np.where(other_counts > 0.0, sampled_sum.logits, 0.0)
             candidate_counts = other_counts.copy()

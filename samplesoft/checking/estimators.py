@@ -297,6 +297,7 @@ class Estimator:
         reduction = "kept" if divides_by_count and self.reduction == "sum" else self.reduction
         sums = []
         cases = self._set_distributions(probs, num_draws, conditioned_label)
+
         for probability, sets, tries in cases:
             inclusion = -np.expm1(
                 (m if tries is None else tries) * np.log1p(-np.exp(log_draw_probs))

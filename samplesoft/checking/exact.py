@@ -263,6 +263,7 @@ def integral_terms(
     terms: list[FloatArray] = []
     base_fraction = 0.0
     draw_fractions = np.zeros_like(weights)
+
     for chunk in np.array_split(u, 1 + len(u) * len(weights) // _MAX_CHUNK_VALUES):
         chunk_terms = mixture(products, base, chunk, grid.step, minus_1)  # type: ignore[no-untyped-call]
         terms.append(chunk_terms[0])

@@ -525,6 +525,7 @@ class Observer:
         norm_rounding = _ROUNDING_OF_UNIT_VECTORS if problem.has_unit_vectors else 0.0
         self.type_rounding = max(self._given_rounding, norm_rounding)
         checked = [self._checked_result("losses", losses, labels.shape) / weights]
+
         for (name, shape), value in zip(shapes.items(), gradients, strict=False):
             gradient = self._checked_result(name, value, shape)
             if name == "dh":

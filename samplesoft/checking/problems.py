@@ -379,6 +379,7 @@ def _problem_with_raised_classes(
     num_marks = (len(raised_ids) + 1) // 2
     marks = np.zeros((problem.num_classes, num_marks + 1))
     mark_logits = np.zeros((len(raised_ids), num_marks + 1))
+
     for example, class_id in enumerate(raised_ids):
         sign = 1.0 if example < num_marks else -1.0
         marks[class_id, example % num_marks] = sign

@@ -212,6 +212,7 @@ class ShardedSampler(Sampler):
         for s, (drawn, logs) in enumerate(self._shards.call_all("draw", arguments)):
             ids[shard_ids == s] = drawn + self._shards.bounds[s]
             log_q[shard_ids == s] += logs
+
         return Draw(ids, log_q)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:

@@ -125,6 +125,7 @@ class Shard(SoftmaxLayer):
         # discarded. The groups are 1 draw, 2 draws, 3 to 4, 5 to 8, and so on. Each group has a
         # separate random stream; the first group has the stream of an unsharded sampler.
         octaves = np.frexp(counts - 1)[1]
+
         for stream_index, octave in enumerate(np.unique(octaves[counts > 0])):
             contexts = np.flatnonzero((octaves == octave) & (counts > 0))
             stream = key if stream_index == 0 else np.uint64(mix64(key, np.uint64(stream_index)))

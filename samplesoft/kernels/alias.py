@@ -37,6 +37,7 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
     stack = np.empty(n, np.int32)
     num_light = 0
     heavy_start = n
+
     for j in range(n):
         scaled[j] = q[j] / total * n
         thresholds[j] = _MAX_WORD

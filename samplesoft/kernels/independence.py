@@ -122,4 +122,5 @@ def after_steps(
         if centred:
             factor = mean - power
         result[order[s]] = start[order[s]] * power + fraction[s] * (sums[s] * factor + later_starts)
+
     return result

@@ -173,6 +173,7 @@ def warp_exp_weights(
         if c == excluded:
             logits[row, c] = -math.inf
         max_logit = max(max_logit, logits[row, c])
+
     max_logit = warp_max(max_logit)
 
     total = 0.0

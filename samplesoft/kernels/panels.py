@@ -45,6 +45,7 @@ def place(
         position = 2.0 * (t[j] / width - (first_panel + index)) - 1.0
         position = -1.0 if position < -1.0 else position
         s[j] = 1.0 if position > 1.0 else position
+
     return panel, s
 
 
@@ -132,6 +133,7 @@ def class_weights(
         weights[0, i] = q[i]
         weights[1, i] = q[i] * kappa[i]
         weights[2, i] = q[i] * zeta[i] * zeta[i]
+
     return weights, zeta
 
 

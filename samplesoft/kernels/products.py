@@ -189,6 +189,7 @@ def _generate_simd_code(
         if sum_type != vector:
             eight_sums = builder.fpext(eight_sums, sum_type)
         builder.store(eight_sums, target, align=kinds[6].dtype.bitwidth // 8)
+
     return context.get_dummy_value()
 
 

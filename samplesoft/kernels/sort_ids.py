@@ -74,6 +74,7 @@ def _group_by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntAr
     inverse = np.empty(len(ids), np.int64)
     order = np.empty(len(ids), np.int64)
     ends = offsets[:-1].copy()
+
     # a stable order, so that sums over equal ids are always the same
     for k in range(len(ids)):
         inverse[k] = slot[ids[k]]
@@ -115,6 +116,7 @@ def _group_by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArr
     inverse = np.empty(len(ids), np.int64)
     offsets = np.empty(len(ids) + 1, np.int64)
     num_unique = 0
+
     for k in range(len(order)):
         index = order[k]
         if num_unique == 0 or ids[index] != unique[num_unique - 1]:

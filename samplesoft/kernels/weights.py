@@ -26,6 +26,7 @@ def row_max(x: Real) -> float:
         b = x[i + 1] if x[i + 1] > b else b
         c = x[i + 2] if x[i + 2] > c else c
         d = x[i + 3] if x[i + 3] > d else d
+
     for i in range(whole, len(x)):
         a = x[i] if x[i] > a else a
 
@@ -68,6 +69,7 @@ def exp_weights(
         b = logits[row, i + 1] if logits[row, i + 1] > b else b
         c = logits[row, i + 2] if logits[row, i + 2] > c else c
         d = logits[row, i + 3] if logits[row, i + 3] > d else d
+
     for i in range(whole, size):
         a = logits[row, i] if logits[row, i] > a else a
 
@@ -92,6 +94,7 @@ def exp_weights(
         s1 += weights[row, i + 1]
         s2 += weights[row, i + 2]
         s3 += weights[row, i + 3]
+
     for i in range(whole, size):
         s0 += weights[row, i]
 

@@ -18,6 +18,7 @@ def main() -> int:
         "--notebooks", default="notebooks", help="the folder of the notebooks (default: notebooks)"
     )
     arguments = parser.parse_args()
+
     try:
         target = write_student_version(arguments.target, arguments.notebooks)
     except (OSError, ValueError) as error:

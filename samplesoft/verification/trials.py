@@ -121,6 +121,7 @@ def compare(
     p_bin, bias_bin, expected_bin = (
         np.bincount(bins, values).astype(np.float64) for values in (p, bias, p + bias)
     )
+
     # compare bins of classes, because single classes are drawn too rarely for a normal mean
     bin_scores = _z_scores(
         num_trials,

@@ -262,6 +262,7 @@ def _check_examples(task: _Task) -> _TaskResult:
     blocks = _row_values_of_blocks(problem, inputs, exact, theory)
     jacobian = problem.jacobian if "h" in problem.blocks else None
     comparisons = []
+
     for example in range(len(problem.logits)):
         stream = _stream_key(key, start + example)
         comparisons.append(compare(inputs, exact, example, jacobian, problem.num_trials, stream))

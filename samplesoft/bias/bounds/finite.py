@@ -119,6 +119,7 @@ def _bound_gradient(
     units = EPS * (len(lower) + 16) * np.maximum(-lower, upper)
     rounding = units @ np.abs(jacobian)
     ends = []
+
     for shift in (np.zeros_like(mean), mean):
         centred = jacobian - shift
         product = middle @ centred

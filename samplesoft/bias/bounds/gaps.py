@@ -290,6 +290,7 @@ def make_transform_bounds(
         error_near_zero = TRANSFORM_ROUNDING * p + 2.0 * rounding * (
             (2.0 + mean_exponent) * p + 2.0 * mean_exponent * root
         )
+
     error = np.fmin(error, error_near_zero)
 
     # A relative error of all ratios changes log E exp(-v r) by at most this error times v times the

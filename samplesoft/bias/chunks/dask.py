@@ -73,6 +73,7 @@ def run_passes_on_dask(
         _run_passes_of_example(o[i], proposals[i], make_first_pass(t), evaluate_chunk, vectors)
         for i, t in enumerate(targets.tolist())
     ]
+
     return da.stack([lazy for lazy, _ in rows], axis=1), [result for _, result in rows]
 
 
@@ -124,6 +125,7 @@ def _run_passes_of_example(
         meta=np.empty((0, 0)),
         new_axis=0,
     )
+
     return lazy, sums
 
 

@@ -154,6 +154,7 @@ class _VectorMeans(Pass):
         self.max_distance = max_distance
         self.origin = heavier.origin
         self.max_log_prob = heavier.max_log_prob
+
         return self
 
     def finish(self) -> Any:

@@ -90,6 +90,7 @@ def gradient_mse_of_draws(draws: Draws, centred: FloatArray) -> tuple[float, flo
     with np.errstate(under="ignore", over="ignore"):
         terms, errors = _integrand(draws, quadrature, centred)
         mse, error = integral_with_error(quadrature.nodes.dx, terms, errors)
+
     if not draws.scheme.divides_by_accepted:
         return mse, error
 

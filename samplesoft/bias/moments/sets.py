@@ -234,18 +234,26 @@ def _write_class_terms(
         for j in range(len(q)):
             w = decay[j]
             rate = q[j]
-            u, v = miss_prob[j] + hit_prob[j] * x[k], hit_prob[j] * y[k]
+            u = miss_prob[j] + hit_prob[j] * x[k]
+            v = hit_prob[j] * y[k]
             inverse = 1.0 / (u * u + v * v)
 
             # phi, and phi (1 - phi)
             a = hit_prob[j] * (x[k] * u + y[k] * v) * inverse
             b = hit_prob[j] * (y[k] * u - x[k] * v) * inverse
             inverse_miss = miss_prob[j] * inverse
-            c, d = inverse_miss * (a * u + b * v), inverse_miss * (b * u - a * v)
-            out[0, k, j], out[1, k, j] = w * a, w * b
+            c = inverse_miss * (a * u + b * v)
+            d = inverse_miss * (b * u - a * v)
+            out[0, k, j] = w * a
+            out[1, k, j] = w * b
 
-            out[2, k, j], out[3, k, j] = rate * w * c, rate * w * d
-            c, d = w * (w * c), w * (w * d)
-            out[4, k, j], out[5, k, j] = c, d
-            a, b = 2.0 * a - 1.0, 2.0 * b
-            out[6, k, j], out[7, k, j] = rate * (c * a - d * b), rate * (c * b + d * a)
+            out[2, k, j] = rate * w * c
+            out[3, k, j] = rate * w * d
+            c = w * (w * c)
+            d = w * (w * d)
+            out[4, k, j] = c
+            out[5, k, j] = d
+            a = 2.0 * a - 1.0
+            b = 2.0 * b
+            out[6, k, j] = rate * (c * a - d * b)
+            out[7, k, j] = rate * (c * b + d * a)

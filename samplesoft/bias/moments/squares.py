@@ -99,6 +99,7 @@ def sum_over_classes(
     for chunk_sums in thread_map(sum_slice, slices):
         for total, chunk_sum in zip(sums, chunk_sums, strict=True):
             total += chunk_sum
+
     return sums
 
 

@@ -305,20 +305,25 @@ def integrate_circles(
             weight = 1.0 if s == 0 else 2.0
             magnitude = math.exp(log_product + a - log_first) * weight / num_circle_points * t[k]
 
-            real[s], imag[s] = magnitude * math.cos(turn), magnitude * math.sin(turn)
-            rate[s], rate_y[s] = c + sums[1, k, 0], d
+            real[s] = magnitude * math.cos(turn)
+            imag[s] = magnitude * math.sin(turn)
+            rate[s] = c + sums[1, k, 0]
+            rate_y[s] = d
 
         for j in range(len(q)):
             for s in range(num_points):
-                u, v = miss_prob[j] + hit_prob[j] * x[s], hit_prob[j] * y[s]
+                u = miss_prob[j] + hit_prob[j] * x[s]
+                v = hit_prob[j] * y[s]
                 real[s], imag[s] = real[s] * u - imag[s] * v, real[s] * v + imag[s] * u
                 inverse = q[j] * miss_prob[j] / (u * u + v * v)
                 rate[s] += u * inverse
                 rate_y[s] -= v * inverse
 
         for s in range(num_points):
-            u, v = real[s], imag[s]
-            a, b = u * rate[s] - v * rate_y[s], u * rate_y[s] + v * rate[s]
+            u = real[s]
+            v = imag[s]
+            a = u * rate[s] - v * rate_y[s]
+            b = u * rate_y[s] + v * rate[s]
             density[k] += a
 
             scale = 1.0
@@ -363,7 +368,8 @@ def add_light_members(
                 value[i] = 0.0
 
             for j in range(num_powers[start // CLASSES_PER_TILE], 0, -1):
-                c, d = series[0, k, j], series[1, k, j]
+                c = series[0, k, j]
+                d = series[1, k, j]
                 for i in range(size):
                     value[i] = (value[i] + c - d * q[start + i]) * odds[i]
 
@@ -401,19 +407,16 @@ def add_heavy_members(
 
             total = 0.0
             for s in range(num_points):
-                u, v = miss_prob + hit_prob * x[s], hit_prob * y[s]
+                u = miss_prob + hit_prob * x[s]
+                v = hit_prob * y[s]
                 inverse = 1.0 / (u * u + v * v)
 
                 # With p = `hit_prob`, a + b i is p z / (1 - p + p z). c + d i is the hazard of all
                 # other classes.
-                a, b = (
-                    hit_prob * (x[s] * u + y[s] * v) * inverse,
-                    hit_prob * (y[s] * u - x[s] * v) * inverse,
-                )
-                c, d = (
-                    rate[s] - q[j] * miss_prob * u * inverse,
-                    rate_y[s] + q[j] * miss_prob * v * inverse,
-                )
+                a = hit_prob * (x[s] * u + y[s] * v) * inverse
+                b = hit_prob * (y[s] * u - x[s] * v) * inverse
+                c = rate[s] - q[j] * miss_prob * u * inverse
+                d = rate_y[s] + q[j] * miss_prob * v * inverse
 
                 c, d = a * c - b * d, a * d + b * c
                 total += real[s] * c - imag[s] * d

@@ -181,6 +181,7 @@ def _bias_if_all_drawn(
     # gaps are d_j = (c_h - c_j) / c_j, and D is their mean under p. For |D| < 1/2 the bias is
     # computed as p_j (d_j - D) / (1 + D). For larger |D| the difference p' - p is accurate.
     heaviest = int(np.where(is_in_sum, logits, -np.inf).argmax())
+
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         gaps = np.where(is_in_sum, (draw_divisors[heaviest] - draw_divisors) / draw_divisors, -1.0)
         gap_terms = probs * gaps

@@ -340,6 +340,7 @@ def _tilted_probabilities(
     is_possible = log_odds > -np.inf
     low = -log_odds.max(axis=1) - 40.0
     high = 40.0 - log_odds.min(axis=1, initial=0.0, where=is_possible)
+
     for _ in range(60):
         log_z = 0.5 * (low + high)
         is_low = expit(log_z[:, None] + log_odds).sum(axis=1) < count
@@ -384,6 +385,7 @@ def _make_sets(
     )
     sets = Sets(absent, present, last, weights[is_kept], has_last)
     total = float(sets.means(np.ones((1, len(probs))))[0][0].real)
+
     return total, replace(sets, weights=sets.weights / total)
 
 
