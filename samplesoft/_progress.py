@@ -82,7 +82,7 @@ def progress_phase(show: bool, name: str) -> Any:
     return progress_bar(show, desc=name, bar_format="{desc}...")
 
 
-def progress_line(show: bool, line: str) -> None:
+def progress_line_without_terminal(show: bool, line: str) -> None:
     """Write a line to stderr at once, if `show` is True and stderr is not a terminal.
 
     A terminal shows a `progress_bar` instead.
@@ -100,7 +100,7 @@ def report_line(show: bool, line: str) -> None:
 
         with suppress(OSError, ValueError):
             tqdm.write(line, file=sys.stderr)
-    progress_line(show, line)
+    progress_line_without_terminal(show, line)
 
 
 class TimeEstimate:
@@ -158,7 +158,7 @@ class _ProgressLines:
         """Add `steps` to the number of steps done."""
         self._done += steps
         if self._writes_each_update:
-            progress_line(True, self._format_line())
+            progress_line_without_terminal(True, self._format_line())
 
     def set_postfix(self, refresh: bool = True, **figures: Any) -> None:
         """Show `figures`, such as the current loss, in all lines from now on."""
@@ -177,7 +177,7 @@ class _ProgressLines:
         pause = _FIRST_LINE_SECONDS
         num_written = 0
         while not self._closed.wait(pause):
-            progress_line(True, self._format_line())
+            progress_line_without_terminal(True, self._format_line())
             num_written += 1
 
             # later pauses are longer, so that the log of a long run stays short

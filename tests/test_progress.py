@@ -11,7 +11,12 @@ from retrieval_files import small_run
 
 from samplesoft import _progress
 from samplesoft._jit import COMPILES, njit, report_compilation
-from samplesoft._progress import TimeEstimate, progress_bar, progress_line, progress_phase
+from samplesoft._progress import (
+    TimeEstimate,
+    progress_bar,
+    progress_line_without_terminal,
+    progress_phase,
+)
 from samplesoft.cli import main
 from samplesoft.training import RetrievalTask
 
@@ -63,7 +68,7 @@ def test_the_clock_of_a_bar_goes_on_while_the_work_stands_still(soon, monkeypatc
 def test_quick_work_and_work_that_is_not_to_be_shown_have_no_lines(soon, capsys):
     with progress_phase(False, "reading"), progress_bar(False, desc="fit", total=1) as bar:
         bar.update()
-        progress_line(False, "no")
+        progress_line_without_terminal(False, "no")
         time.sleep(0.05)
     with progress_phase(True, "reading"):
         pass

@@ -67,7 +67,7 @@ class Backend(Protocol):
     is_step_safe: Callable[..., bool]
     # calls of kernels, and the division of their work
     run: Callable[..., None]
-    workers: Callable[..., int]
+    num_workers_for: Callable[..., int]
     each: Callable[..., None]
     run_over_rows: Callable[..., None]
     step_rows: Callable[..., None]

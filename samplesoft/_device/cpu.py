@@ -131,7 +131,7 @@ def run(kernel: Callable[..., None], num_items: int, *arguments: Any) -> None:
     kernel(*arguments)
 
 
-def workers(num_items: int) -> int:
+def num_workers_for(num_items: int) -> int:
     """Return the number of workers among which a kernel divides its items; 1 on the CPU.
 
     `samplesoft.kernels.lanes` explains workers.

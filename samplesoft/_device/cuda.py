@@ -107,7 +107,7 @@ def writable(array: Any) -> Any:
     return array if on_device(array) else to_device(array)
 
 
-def workers(num_items: int) -> int:
+def num_workers_for(num_items: int) -> int:
     """Return the number of workers among which a kernel divides its items; on a GPU `num_items`.
 
     `samplesoft.kernels.lanes` explains workers.

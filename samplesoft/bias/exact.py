@@ -402,7 +402,9 @@ def _bias_with_merged_label(example: Example, inputs: Inputs) -> ExampleBias:
     merged = merge_certain_into_label(*example, inputs.certain)
     row = bias_of_example(merged[:3], inputs)
     shift = merged.rounding * float(np.abs(row.bias).sum())
-    row = row._replace(bias=merged.split_members(row.bias), probs=merged.split_members(row.probs))
+    row = row._replace(
+        bias=merged.unmerged_values(row.bias), probs=merged.unmerged_values(row.probs)
+    )
     return row._replace(error=row.error + shift, loss_error=row.loss_error + shift)
 
 

@@ -411,7 +411,7 @@ class MergedExample(NamedTuple):
     remaining: IntArray  # original indices of the remaining classes
     fractions: FloatArray  # share of each merged class in the mass of all merged classes
 
-    def split_members(self, values: FloatArray) -> FloatArray:
+    def unmerged_values(self, values: FloatArray) -> FloatArray:
         """Return values (n,) of all classes, given `values` with one entry for the merged class.
 
         The entry of the merged class is divided among its members by their fractions.

@@ -194,7 +194,7 @@ def _simulate_examples(
             )[:4]
 
         rows.append(
-            (merged.split_members(bias), merged.split_members(stderr), loss_bias, loss_stderr)
+            (merged.unmerged_values(bias), merged.unmerged_values(stderr), loss_bias, loss_stderr)
         )
 
     return rows

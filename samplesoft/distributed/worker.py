@@ -235,7 +235,7 @@ class Shard(SoftmaxLayer):
         loss = FullSoftmaxLoss(normalize=self.loss.normalize, absolute=self.loss.absolute)
         targets = Targets(labels, example_ids)
         batch = Batch(z, None, z, self.class_embeddings, targets, None)
-        return loss._max_and_sum_of_others(batch, LabelPositions(targets))
+        return loss._max_and_exp_sum_of_others(batch, LabelPositions(targets))
 
     def best(self, z: Rows, k: int, options: dict[str, Any]) -> tuple[IntArray, Rows]:
         """Return the k classes of this shard with the largest scores, (B, k), and their scores.

@@ -353,7 +353,9 @@ class Loss(ABC):
         weights: ArrayLike | None = None,
     ) -> tuple[Any, Cache]:
         """Compute the loss as `forward` does, for a batch from `check_batch`."""
-        per_example = checked_weights(weights, batch.z.shape[0], self.reduction, batch.z.dtype)
+        per_example = weights_for_reduction(
+            weights, batch.z.shape[0], self.reduction, batch.z.dtype
+        )
         # warnings are suppressed, because losses that are not finite raise an error below
         if self._may_warn:
             losses, saved = call_ignoring_overflow(self._forward, batch, draw, label_log_count)
@@ -462,7 +464,7 @@ def _losses_not_finite_error(losses: FloatArray, dtype: np.dtype[Any]) -> ValueE
     )
 
 
-def checked_weights(
+def weights_for_reduction(
     weights: ArrayLike | None, batch_size: int, reduction: str, dtype: np.dtype[Any]
 ) -> FloatArray:
     """Return validated weights (B,) of the examples; for reduction "mean", divided by their sum."""

@@ -91,7 +91,7 @@ class FullSoftmaxLoss(Loss):
 
         # The sum leaves out the best label: log(1 + sum of others / best) keeps its digits if the
         # others are small.
-        max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets, pivots))
+        max_scores, total = self._max_and_exp_sum_of_others(batch, LabelPositions(targets, pivots))
         best = label_scores[pivots]
         weight_sums = targets.per_example(label_weights)
 
@@ -118,7 +118,7 @@ class FullSoftmaxLoss(Loss):
     ) -> tuple[FloatArray, _ForwardState]:
         """Return losses and state if a label competes only with classes that are not labels."""
         targets = batch.targets
-        max_scores, total = self._max_and_sum_of_others(batch, LabelPositions(targets))
+        max_scores, total = self._max_and_exp_sum_of_others(batch, LabelPositions(targets))
         max_scores[total == 0.0] = 0.0  # if all classes are labels
 
         with np.errstate(all="ignore"):
@@ -133,7 +133,7 @@ class FullSoftmaxLoss(Loss):
             max_scores, scale, -label_shortfall * signs
         )
 
-    def _max_and_sum_of_others(
+    def _max_and_exp_sum_of_others(
         self, batch: Batch, excluded: LabelPositions
     ) -> tuple[Rows, FloatArray]:
         """Return the maximum score (B,), and the sum (B,) of ``exp(score - maximum)``.

@@ -27,7 +27,7 @@ from samplesoft._validation import (
     scale_by_power_of_two,
 )
 from samplesoft.kernels.products import product
-from samplesoft.losses.base import Cache, checked_weights
+from samplesoft.losses.base import Cache, weights_for_reduction
 from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.models.linear import Gradient, as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
@@ -177,7 +177,7 @@ class AdaptiveSoftmax:
         head = self.parameters["head"]
         contexts = as_float_rows("h", h, head.shape[1], self.dtype)
         ranks = self._ranks[as_labels("labels", labels, self.num_classes, contexts.shape[:1])]
-        example_weights = checked_weights(weights, len(contexts), self.reduction, self.dtype)
+        example_weights = weights_for_reduction(weights, len(contexts), self.reduction, self.dtype)
 
         # the tail of each label, counted from 1; 0 for a label in the head
         tails = np.searchsorted(self._bounds, ranks, side="right")

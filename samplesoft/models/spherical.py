@@ -24,7 +24,7 @@ from samplesoft._validation import (
     require_instance,
     writable,
 )
-from samplesoft.losses.base import SparseRows, checked_weights
+from samplesoft.losses.base import SparseRows, weights_for_reduction
 from samplesoft.metrics.evaluation import Evaluation, count_labels_by_position, make_evaluation
 from samplesoft.models.linear import as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
@@ -251,7 +251,7 @@ class SphericalSoftmax:
         """
         contexts = as_float_rows("h", h, self.embedding_dim, self.dtype).astype(np.float64)
         targets = as_labels("labels", labels, self.num_classes, contexts.shape[:1])
-        example_weights = checked_weights(weights, len(contexts), self.reduction, self.dtype)
+        example_weights = weights_for_reduction(weights, len(contexts), self.reduction, self.dtype)
 
         rows = self._class_vectors(targets)
         label_scores = np.einsum("bd,bd->b", rows, contexts) + self._shift

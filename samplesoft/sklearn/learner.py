@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from samplesoft._progress import progress_line, progress_phase, report_line
+from samplesoft._progress import progress_line_without_terminal, progress_phase, report_line
 from samplesoft._validation import FloatArray, IntArray, scale_by_power_of_two
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES
@@ -361,7 +361,9 @@ def choose_auto_settings(
     batch_size = classifier.batch_size
     verbose = bool(classifier.verbose)
     steps = num_pilot_steps(resolved.num_steps)
-    progress_line(verbose, f"pilot of {steps:,} steps, by which the sampler is chosen")
+    progress_line_without_terminal(
+        verbose, f"pilot of {steps:,} steps, by which the sampler is chosen"
+    )
     learner.optimizer.learning_rate = resolved.learning_rate
 
     with learner.using(examples, rows, batch_size), progress_phase(verbose, "pilot"):
@@ -386,7 +388,7 @@ def choose_auto_settings(
         progress=verbose,
         rng=seed,
     )
-    progress_line(verbose, f"auto: {choice['verdict']}")
+    progress_line_without_terminal(verbose, f"auto: {choice['verdict']}")
 
     return choice
 

@@ -14,7 +14,7 @@ from retrieval_files import write_files
 
 import samplesoft
 from samplesoft._files import write_text
-from samplesoft._progress import progress_line
+from samplesoft._progress import progress_line_without_terminal
 from samplesoft.cli import main
 from samplesoft.commands import options as options_module
 from samplesoft.sklearn import SampledSoftmaxClassifier
@@ -236,9 +236,9 @@ def test_stdout_on_a_full_disk_is_an_error(files):
 
 def test_lines_of_progress_never_end_the_work(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Console())
-    progress_line(True, NAME)
+    progress_line_without_terminal(True, NAME)
     sys.stderr.close()
-    progress_line(True, NAME)
+    progress_line_without_terminal(True, NAME)
 
 
 SOURCES = sorted(Path(samplesoft.__file__).parent.rglob("*.py"))

@@ -131,7 +131,7 @@ def negative_sums(draws: Draws) -> NegativeSums:
     max_log_magnitude = math.log(q_sum) + totals.top - totals.min_log_product
 
     return NegativeSums(
-        totals.num, totals.top, totals.exps, q_sum, label_gap, q_masked, max_log_magnitude
+        totals.num, totals.top, totals.exp_sum, q_sum, label_gap, q_masked, max_log_magnitude
     )
 
 

@@ -72,14 +72,14 @@ class LogSum:
 
     def __init__(self) -> None:
         self.top = -math.inf  # the largest log so far
-        self.exps = Sum()  # sum of exp(log - top) over all logs
+        self.scaled_sum = Sum()  # sum of exp(log - top) over all logs
 
     @classmethod
     def of(cls, top: float, exps: Any) -> LogSum:
         """Return a sum with the value exp(`top`) times `exps`."""
         total = cls()
         total.top = top
-        total.exps = Sum.of(exps)
+        total.scaled_sum = Sum.of(exps)
         return total
 
     def add_exps(self, logs: FloatArray) -> None:
@@ -93,18 +93,18 @@ class LogSum:
         """Add exp(`top`) times the sum `exps`."""
         largest = max(self.top, top)
         if self.top < largest:
-            self.exps = self.exps.times(math.exp(self.top - largest))
-        self.exps.merge(exps.times(math.exp(top - largest)) if top < largest else exps)
+            self.scaled_sum = self.scaled_sum.times(math.exp(self.top - largest))
+        self.scaled_sum.merge(exps.times(math.exp(top - largest)) if top < largest else exps)
         self.top = largest
 
     def merge(self, other: LogSum) -> None:
         """Add the sum `other`."""
-        self.add(other.top, other.exps)
+        self.add(other.top, other.scaled_sum)
 
     @property
     def log(self) -> float:
         """The log of the sum; -inf for an empty sum."""
-        total = float(self.exps.value)
+        total = float(self.scaled_sum.value)
         return self.top + math.log(total) if total > 0.0 else -math.inf
 
 

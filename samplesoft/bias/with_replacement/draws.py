@@ -56,9 +56,9 @@ class Totals:
         return self.other_exps.top
 
     @property
-    def exps(self) -> float:
+    def exp_sum(self) -> float:
         """The sum of exp(o - `top`)."""
-        return float(self.other_exps.exps.value)
+        return float(self.other_exps.scaled_sum.value)
 
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> Totals:
         """Add the classes `start`, `start` + 1, ...; return self."""
@@ -228,7 +228,7 @@ def _masses(totals: Totals) -> tuple[float, float, float]:
     A mass is the sum of exp(o - largest logit).
     """
     top = max(totals.top, totals.label_logit)
-    others = totals.exps * math.exp(totals.top - top)
+    others = totals.exp_sum * math.exp(totals.top - top)
     return top, others, math.exp(totals.label_logit - top)
 
 

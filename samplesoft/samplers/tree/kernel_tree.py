@@ -621,7 +621,7 @@ class KernelTree(Sampler):
         )
 
         batch, num_paths = leaves.shape
-        num_rows = max(batch, arrays.workers(total_paths))  # on a GPU one for each path
+        num_rows = max(batch, arrays.num_workers_for(total_paths))  # on a GPU one for each path
         products = self._compute_top_products(contexts.phi, num_rows, num_paths)
         arrays.run(walk, num_rows, self._tree, contexts, products, is_drawn, paths)
         return paths
@@ -669,7 +669,7 @@ class KernelTree(Sampler):
 
         If `batch` is not 0, the products of a slice with a batch of this size also fit.
         """
-        values_per_class = max(self.feature_dim, self._backend.workers(2 * batch))
+        values_per_class = max(self.feature_dim, self._backend.num_workers_for(2 * batch))
         return chunks(
             num_leaves, max(1, _CHUNK_VALUES // (self._parameters.leaf_size * values_per_class))
         )
@@ -677,7 +677,7 @@ class KernelTree(Sampler):
     def _make_workspace(self, num_visits: int) -> Workspace:
         """Return a `Workspace` for `num_visits` visits of leaves, with one row for each worker."""
         arrays = self._backend
-        shape = arrays.workers(num_visits), round_up_to_8(self._parameters.leaf_size)
+        shape = arrays.num_workers_for(num_visits), round_up_to_8(self._parameters.leaf_size)
         return Workspace(arrays.empty(shape, np.float64), arrays.empty(shape, np.float64))
 
     def _sum_leaves(self, features: Rows, out: Rows) -> None:
