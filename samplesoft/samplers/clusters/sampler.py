@@ -285,7 +285,7 @@ class ClusterSampler(Sampler):
             num_cells = chunk.stop - chunk.start
             chunk_ids = arrays.to_device(cell_ids[chunk])
             workspace = arrays.empty(
-                (2 * arrays.workers(num_cells), tree.rows.shape[1]), np.float64
+                (2 * arrays.num_workers_for(num_cells), tree.rows.shape[1]), np.float64
             )
             arrays.run(update_moments, num_cells, tree, children, sizes, chunk_ids, workspace)
 
