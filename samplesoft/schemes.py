@@ -140,7 +140,7 @@ class Scheme:
         return self.hits == "kept"
 
     @property
-    def adds_mean(self) -> bool:
+    def sum_is_label_plus_mean(self) -> bool:
         """Whether S is ``e_t`` plus a mean over m independent draws, with weight 0 for hits."""
         return self.allows_always_included and not self.divides_by_accepted
 
@@ -151,7 +151,7 @@ class Scheme:
         If so, `samplesoft.verify` also reports the bounds of the theorem, and the limit of m times
         the bias as m grows.
         """
-        return self.adds_mean and self.excludes_label and not self.jackknife
+        return self.sum_is_label_plus_mean and self.excludes_label and not self.jackknife
 
     @property
     def has_random_count(self) -> bool:
@@ -185,13 +185,13 @@ class Scheme:
 
         This is correct only if the loss does not use the number of its draws.
         """
-        return self.adds_mean and not self.jackknife
+        return self.sum_is_label_plus_mean and not self.jackknife
 
     @property
     def has_exact_bias(self) -> bool:
         """Whether `samplesoft.exact_bias` covers this scheme."""
         if self.jackknife:
-            return self.adds_mean
+            return self.sum_is_label_plus_mean
         if self.independent:
             return self.corrects_draws and (self.base, self.hits) == ("plain", "absent")
         consistent = self.corrects_draws and self.hits in _HITS_WITH_EXACT_BIAS[self.base]

@@ -247,9 +247,10 @@ def base_contrast(x: FloatArray, classes: IncludedClasses) -> FloatArray:
 
 @dataclass(frozen=True)
 class IncludedClasses:
-    """The randomly included classes among all n classes, and the reference class.
+    """The classes that are included at random, and the class from which the others are measured.
 
-    Arrays are (n,); ``pi`` is 0 for a class that is not randomly included.
+    `kappa` compares the w of each class with that of the reference class, W. Arrays are (n,);
+    ``pi`` is 0 for a class that is never or always included.
     """
 
     log_w: FloatArray  # log of w = softmax probability / pi

@@ -41,7 +41,8 @@ TINY = float(np.finfo(np.float64).tiny)
 # which is far above rounding errors, and far below relevant violations.
 _RELATIVE_TOLERANCE = 1e-9
 
-# with a larger error of their logs (from very large logits), ratios have no correct digit
+# largest error of the logs of ratios for which bounds are computed; very large logits have a larger
+# error, and then the bounds are infinite
 _MAX_LOG_ROUNDING = 1e-3
 
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch
@@ -161,7 +162,7 @@ class Theorem1Terms(NamedTuple):
 
 @dataclass(frozen=True)
 class Theorem1Bounds:
-    """Bounds on the bias of a gradient, printed or corrected, and their terms.
+    """Bounds of Theorem 1 on the bias of a gradient, as printed in the paper or corrected.
 
     Attributes
     ----------
@@ -290,7 +291,7 @@ def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
     with np.errstate(all="ignore"):
         probs = np.exp(log_p)
 
-        # a single class is drawn, or the ratios have no correct digits
+        # a single class is drawn, or the ratios are not accurate enough for bounds
         if len(log_p) == 1 or unit > _MAX_LOG_ROUNDING:
             bound = 0.0 if len(log_p) == 1 else np.inf
             return dict.fromkeys(Theorem1Terms._fields[-7:], np.float64(bound))

@@ -426,12 +426,15 @@ class Estimator:
     def _set_distributions(
         self, probs: FloatArray, num_draws: int, given_label: IntArray | None
     ) -> Sequence[tuple[FloatArray | float, tuple[Sets, ...] | None, FloatArray | None]]:
-        """Return the cases of a loss as tuples (probability, distributions, numbers of tries).
+        """Return the distribution of the drawn set, as a list of cases.
 
-        The distributions of the drawn set are one for each example, or None for independent draws
-        with `probs` (E, n). The numbers of tries are an array (E, 1), or None if the correction
-        does not use them. With `given_label` (E,) there are two cases: sets without the label, and
-        sets that contain it. The list is empty if m classes cannot be drawn without replacement.
+        A case is (probability of the case, distribution of the set for each of the E examples,
+        number of tries (E, 1)). There is one case, with two exceptions. With `given_label` (E,)
+        there are two: sets without the label, and sets that contain it. If the correction uses the
+        number of tries until the set is full, there is a case for each number. The distributions
+        are None for repeated draws, which `probs` (E, n) describes, and the number of tries is None
+        if the correction does not use it. The list is empty if fewer than m + 1 classes can be
+        drawn without replacement.
         """
         if self.draws == "repeated":
             return [(1.0, None, None)]

@@ -128,7 +128,7 @@ def _counts_with_other_m(change: int) -> ExpectedCounts:
 
 
 def _counts_given_not_label(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
-    """Return the two terms of ``log(m q / (1 - q_t))``, where q_t is the q of the label."""
+    """Return ``log(q / (1 - q_t))`` and ``log m``, where q_t is the q of the label."""
     label_log_q = drawn.log_proposal[np.arange(len(drawn.labels)), drawn.labels]
     return drawn.log_proposal - np.log(-np.expm1(label_log_q))[:, None], drawn.log_num_draws
 

@@ -29,7 +29,8 @@ _NUM_LINES = 4
 _NUM_POINTS = 7
 _LINE_STEPS = (4e-3, 0.016, 0.064)
 _MAX_DEVIATIONS = 6.0
-# largest growth of differences from one step to the next; without rounding they grow by 4^6
+# Sixth differences of a smooth loss grow by 4**6 from one of the `_LINE_STEPS` to the next, and
+# differences that are rounding do not grow. Above this factor they do not show rounding.
 _MAX_GROWTH_OF_STEP = 8.0
 _MAX_HALF_PRECISION_BITS = 16  # float16 has 11 bits, bfloat16 has 8
 # smallest fraction of a deviation that is attributed to the rounding of intermediate values

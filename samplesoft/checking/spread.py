@@ -28,7 +28,8 @@ class Spread(NamedTuple):
     skewness: FloatArray
 
 
-# smallest fraction of S without one draw, and smallest total variance
+# floor, against division by zero, of the fraction of S that is left without one draw, and of a sum
+# of variances
 _MIN_REST_FRACTION = 1e-3
 _MAX_BELOW_ONE = 1.0 - 2.0**-53  # the largest float64 below 1
 

@@ -311,7 +311,8 @@ def _gain_moments(
                         pmf,
                     )
 
-                    # no list reaches item j + 1 if this many draws or more come between j and j + 1
+                    # item j + 1 is in the list only if fewer than `num_listed` draws are between
+                    # items j and j + 1
                     num_listed = min(length - j - b, draws - b + 1)
                     num_listed = max(num_listed, 0)
                     prob_unlisted = pmf[num_listed : draws - b + 1].sum()

@@ -443,7 +443,8 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         mean_gaps, next_checks = _mean_gaps_and_next_checks(
             self._mean_gaps, self._num_seen, self._last_seen, self._time, self.rate
         )
-        # in a state of an earlier version, averages may lack open gaps: check at the next label
+        # averages that an earlier version saved may not include long open gaps: check them at the
+        # next label
         next_checks[mean_gaps != self._mean_gaps] = self._time + 1
 
         num_blocks = -(-self.num_classes // _BLOCK_CLASSES)

@@ -105,7 +105,7 @@ class KernelSampler(Sampler):
         # draws by a kernel do not follow a softmax: there is no tau to compare with the loss
         self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None
 
-        # defaults for a function; a map declares these properties
+        # a plain function as feature map has these defaults; a `FeatureMap` declares its own
         dim = None
         device = "cpu"
         default_floor = 1e-9

@@ -55,7 +55,8 @@ class _BucketMixture(NamedTuple):
     exclude: IntArray  # (B,): excluded classes, or -1
     # (B, L + 1): mass of each class in the bucket, 0 if the bucket is empty
     class_mass: FloatArray
-    # (B, L + 1): cumulative sums over tables of the masses of buckets without the excluded class
+    # (B, L + 1): cumulative sums, over the tables, of bucket masses; the excluded class is not
+    # counted
     cumulative_mass: FloatArray
 
 

@@ -162,7 +162,11 @@ class LabelCodec:
         return class_indices(self.classes, labels, lambda: self._index_of_class)
 
     def _checked_class_indices(self, labels: NDArray[Any], unseen: bool) -> IntArray:
-        """Return the class indices of labels (N,); raise for labels not seen, unless `unseen`."""
+        """Return the class indices of labels (N,).
+
+        A label that is no class has the index n if `unseen` is True, and raises ValueError
+        otherwise.
+        """
         codes = self._class_indices(labels)
         is_unseen = codes == len(self.classes)
         if not unseen and is_unseen.any():

@@ -320,7 +320,8 @@ class RunFiles(Callback):
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Write the last line of an epoch to the log, before the checkpoint of the epoch.
 
-        If the process dies in between, resuming removes the line, and repeats the step.
+        If the process dies before the checkpoint, resuming removes all lines after the last
+        checkpoint, and repeats their steps.
         """
         self.write_line(optimizer, progress)
 

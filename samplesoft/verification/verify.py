@@ -350,7 +350,7 @@ def _row_values_of_blocks(
 
 def _has_bounds_for_every_m(scheme: Scheme) -> bool:
     """Return whether the finite-m bounds are proved for a scheme."""
-    return scheme.adds_mean and not scheme.jackknife
+    return scheme.sum_is_label_plus_mean and not scheme.jackknife
 
 
 def _num_draws_needed(inputs: Inputs) -> int | None:

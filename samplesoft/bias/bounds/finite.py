@@ -138,7 +138,7 @@ def finite_sample_bounds(
     scheme: str = "negatives",
     h: ArrayLike | None = None,
 ) -> FiniteSampleBounds:
-    """Bound the bias of sampled softmax for any number of draws, with no sign assumption.
+    """Bound the bias of sampled softmax for any number of draws, and any signs of the derivatives.
 
     For scheme ``negatives`` the draws are from q given "not the label", with replacement, as in
     [1]_, eq. 5. For ``masked`` they are from q, and a draw of the label counts as a class with
@@ -246,7 +246,7 @@ def finite_sample_bounds_of(inputs: Inputs) -> FiniteSampleBounds:
 
 def require_bounds(scheme: Scheme) -> None:
     """Raise ValueError for a scheme without bounds and asymptotic limit."""
-    if scheme.jackknife or not scheme.adds_mean:
+    if scheme.jackknife or not scheme.sum_is_label_plus_mean:
         raise ValueError(
             "`scheme` must be one whose sum is e_t plus a mean over m draws, for bounds and limits "
             f"are known of no other, got {scheme.name!r}; take 'negatives' or 'masked', or "

@@ -144,7 +144,7 @@ class BiasSums(Pass):
 
     @property
     def stage(self) -> str:  # type: ignore[override]
-        """Name of the sums of this pass."""
+        """Name of the pass, such as ``"moments"``, for messages and progress bars."""
         return self._sums.stage
 
     def empty(self) -> BiasSums:
@@ -220,7 +220,7 @@ class PassResults(NamedTuple):
 
     @property
     def draws(self) -> Draws:
-        """The distribution of a draw, with class arrays of length 0."""
+        """`Draws` without classes: the numbers that belong to the example, and empty arrays."""
         return draws_of_chunk(self.totals, 0, _NO_CLASSES, _NO_CLASSES)
 
     @property

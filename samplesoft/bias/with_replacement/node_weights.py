@@ -251,7 +251,7 @@ def assemble(
         bias -= none_accepted * draws.probs
         if t is not None:
             bias[t] = at_label
-    elif t is not None and scheme.adds_mean and not scheme.jackknife:
+    elif t is not None and scheme.sum_is_label_plus_mean and not scheme.jackknife:
         bias[t] = max(bias[t], 0.0)  # the exact value is >= 0, by Jensen's inequality
 
     return bias

@@ -47,7 +47,7 @@ def make_partition(
                 cells += children
                 bar.update(sum(map(len, children)))
 
-        # outliers are separated only from the large cells of the top level
+        # outliers are separated only from the cells of the top level, which are large
         cells_above = cells if offsets or len(cells) == 1 else _separate_outliers(rows, cells)
         offsets.append(np.cumsum([0, *map(len, cells_above[:-1])]))
 

@@ -86,7 +86,8 @@ class TopProducts(NamedTuple):
     There are R rows: one for each context, or on a GPU one for each path.
     """
 
-    values: FloatArray  # (R, 2**num_upper_levels); column 0 is the product with the total
+    # (R, 2**num_upper_levels); column 0 is the product with the sum over all classes
+    values: FloatArray
     level_below: int  # the highest level whose products are not in `values`
 
 
@@ -168,8 +169,8 @@ def num_precomputed_levels(num_leaves: int, batch: int, num_paths: int) -> int:
 def precompute_top_products(phi: Real, nodes: Real, products: TopProducts) -> None:
     """Write the inner products of `phi` (B, F) with the nodes of upper levels to `products.values`.
 
-    Column 0 is the product with the total. The outer loop is over nodes, so that each row of
-    `nodes` is read once for all examples.
+    Column 0 is the product with the sum over all classes. The outer loop is over nodes, so that
+    each row of `nodes` is read once for all examples.
     """
     num_rows, num_nodes = products.values.shape
     rows_each = num_rows // len(phi)

@@ -185,7 +185,7 @@ def _prepare_parameters(
     model.copy_read_only_parameters()
     rows_and_states = optimizer.parameters_with_states(model.parameters)
 
-    def trained_rows(name: str) -> TrainedRows:
+    def rows_and_states_of(name: str) -> TrainedRows:
         rows, *states = (array.reshape(-1, array.shape[-1]) for array in rows_and_states[name])
         return TrainedRows(rows, tuple(states))
 
@@ -204,10 +204,10 @@ def _prepare_parameters(
         )
 
     return TrainedParameters(
-        inputs=trained_rows("embedding.weights"),
-        intercept=trained_rows("embedding.intercept"),
+        inputs=rows_and_states_of("embedding.weights"),
+        intercept=rows_and_states_of("embedding.intercept"),
         intercept_id=np.zeros(1, np.int64),
-        classes=trained_rows("softmax.class_embeddings"),
+        classes=rows_and_states_of("softmax.class_embeddings"),
         hyper_parameters=hyper_parameters.astype(model.dtype),
         largest_gradient=largest_gradient(model.dtype, optimizer.squares),
     )
