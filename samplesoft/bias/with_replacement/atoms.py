@@ -35,9 +35,8 @@ class Atoms:
     """
 
     width: float  # of a panel, in log r
-    panel_ids: (
-        IntArray | None
-    )  # (P,) indices of the panels that contain classes; None without panels
+    # (P,) indices of the panels that contain classes; None without panels
+    panel_ids: IntArray | None
     points: Points  # arrays (A,), sorted by r
     order: IntArray  # (A,) index of each atom before sorting: by panel and point, or by class
 
@@ -74,7 +73,8 @@ class PanelMoments:
     def __init__(self, centres: Ratios) -> None:
         require_few_nodes(centres.log_ratio_range[1] - centres.log_ratio_range[0])
         self.width, self.first, self.count = panel_grid(centres)
-        self.panel_ids = np.empty(0, np.int64)  # (P,) the panels that contain classes
+        # (P,) the panels that contain classes, counted from `first`
+        self.panel_ids = np.empty(0, np.int64)
         self.sums = Sum((0, 3, panels.DEGREE))
 
     def add(self, draws: Draws, ratios: Ratios) -> PanelMoments:

@@ -64,10 +64,10 @@ def relative_ratios(
             continue
         t = log_r[j] - log_ref
         d = deviation(t, logits[j], o_ref, q[j], q_ref)
-        far = t >= LARGEST_EXPONENT
-        kappa = 1.0 if far else d / (2.0 + d)
+        overflows = t >= LARGEST_EXPONENT
+        kappa = 1.0 if overflows else d / (2.0 + d)
         kappas[j] = kappa
-        sums[0] += math.exp(min(math.log(drawn[j]) + t, 709.0)) if far else drawn[j] * d
+        sums[0] += math.exp(min(math.log(drawn[j]) + t, 709.0)) if overflows else drawn[j] * d
         # the kappa of near classes has the error `DEVIATION_ERROR`; that of far classes has the
         # error of log r, times d kappa / d log r = (1 - kappa**2) / 2
         size = abs(kappa)

@@ -75,9 +75,8 @@ def with_replacement_bias(
     integral = Integral(draws, ratios, atoms, pairs)
     best = None
 
-    with np.errstate(
-        all="ignore"
-    ):  # a result that is not finite has no finite error, and is dropped
+    # a result that is not finite gets the error inf, so that another attempt is better
+    with np.errstate(all="ignore"):
         for flows in integral.attempts():
             bias = bias_of_classes(flows, flow_draws, flow_ratios)
             row, is_enough = integral.result_with_errors(flows, bias, float(np.abs(bias).sum()))
@@ -96,9 +95,8 @@ def loses_digits(error: Any, size: Any) -> Any:
 
 def trivial_bias(draws: Draws) -> ExampleBias | None:
     """Return the exact bias if all outcomes of the draws give the same p', else None."""
-    if (
-        draws.scheme.divides_by_accepted and not draws.draws_any_class
-    ):  # S is the label alone, the loss is 0
+    # S is the label alone, the loss is 0
+    if draws.scheme.divides_by_accepted and not draws.draws_any_class:
         bias = -draws.probs
         if draws.label is not None:
             bias[draws.label] = draws.other_mass
@@ -214,18 +212,22 @@ class Integral:
 
         `bias` is the bias that follows from `flows`, and `norm` is its L1 norm.
         """
-        draws, weights, terms = self.draws, flows.weights, flows.weights.loss_terms
-        bias_unit = self.bias_unit
-        loss_unit = self.loss_unit
+        draws = self.draws
+        weights = flows.weights
+        terms = weights.loss_terms
         is_jackknife = draws.scheme.jackknife
-        loss_bias, size = assemble_loss(draws, weights)
-        error = estimate_error(flows.coarse, flows.size, norm, bias_unit, is_jackknife)
-        loss_error = estimate_sum_error(terms, size, loss_unit, weights.loss_narrow)
-        is_enough = error <= (RELATIVE_TOLERANCE + 4.0 * bias_unit) * norm
 
+        error = estimate_error(flows.coarse, flows.size, norm, self.bias_unit, is_jackknife)
+        bias_is_enough = error <= (RELATIVE_TOLERANCE + 4.0 * self.bias_unit) * norm
+
+        loss_bias, loss_size = assemble_loss(draws, weights)
+        loss_error = estimate_sum_error(terms, loss_size, self.loss_unit, weights.loss_narrow)
         # the terms of a jackknife cancel, so compare the error with their sum, not their magnitudes
-        enough = RELATIVE_TOLERANCE * (abs(float(terms.sum())) if is_jackknife else size)
-        is_enough = is_enough and loss_error <= enough + 4.0 * loss_unit * size
+        scale = abs(float(terms.sum())) if is_jackknife else loss_size
+        limit = RELATIVE_TOLERANCE * scale + 4.0 * self.loss_unit * loss_size
+        is_enough = bias_is_enough and loss_error <= limit
+
+        # errors that a smaller step does not change
         error += self.kappa_unit * flows.class_size + none_accepted_error(draws)
         loss_error += self.deviation_unit * float(np.abs(terms).sum())
         row = ExampleBias(

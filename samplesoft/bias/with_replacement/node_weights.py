@@ -24,12 +24,13 @@ from samplesoft.bias.with_replacement.nodes import Nodes
 class NodeWeights:
     """Weights of the K nodes in the integrals of the bias and of the loss bias.
 
-    A field that ends in ``_sizes`` has the magnitudes of the terms before they cancel; rounding
+    A field that ends in ``_magnitudes`` has the magnitudes of the terms before they cancel; rounding
     errors are proportional to it.
     """
 
     # (K, 6): the coefficients c0, c1 and c2 of `atom_integrals`, which contain dx / (T exp(v r0)),
-    # and then their sizes; c1 = c2 = 0 except for the jackknife
+    # and then their sizes. All but c0 are 0 except for the jackknife; `atom_integrals` then takes
+    # the magnitudes of the terms themselves as their sizes.
     coefficients: FloatArray
     # (K,) the terms whose sum is l of (B8); -sigma of (B11) for a corrected label with masked
     # accidental hits; 0 if the base mass is a draw
@@ -54,9 +55,9 @@ def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
     weight, loss_integrand = _draw_weights(draws, nodes, log_theta, log_draws)
     coefficients = np.zeros((len(weight), 6))
     coefficients[:, 0] = nodes.dx * weight
-    terms = v_base * coefficients[:, 0]
+    base_terms = v_base * coefficients[:, 0]
     if scheme.label_is_a_draw:
-        label_terms = np.zeros_like(terms)
+        label_terms = np.zeros_like(base_terms)
     elif scheme.corrects_label:
         # 1 - m q_t psi_R cancels for m = 1 and q_t near 1: take (1 - psi_R) - (m q_t - 1) psi_R,
         # times T exp(v r0)
@@ -64,9 +65,9 @@ def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
         beyond_one = (
             draws.num_draws - 1
         ) * draws.label_draw_prob - draws.other_draw_prob  # m q_t - 1
-        label_terms = terms * (nodes.above - beyond_one * decay_ref)
+        label_terms = base_terms * (nodes.above - beyond_one * decay_ref)
     else:
-        label_terms = terms * nodes.above
+        label_terms = base_terms * nodes.above
     loss_terms = -nodes.dx * loss_integrand
     loss_magnitudes = exponent_magnitudes(np.abs(loss_terms), draws.num_draws * log_theta)
     weights = NodeWeights(
@@ -143,8 +144,9 @@ def exponent_magnitudes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
 def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:
     """Return log of theta / (T exp(v r0)), (K,).
 
-    It is the first of the m factors theta of E, divided by T exp(v r0), by which `atom_integrals`
-    multiplies the integrand.
+    It is the first of the m factors theta of E. It is divided by T exp(v r0), because
+    `atom_integrals` takes differences of exp(-v (r - r0)), which are T exp(v r0) times differences
+    of psi.
     """
     return log_theta - nodes.log_transform - nodes.v_r0
 
@@ -152,10 +154,11 @@ def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:
 def _draw_weights(
     draws: Draws, nodes: Nodes, log_theta: FloatArray, log_draws: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return E / (T exp(v r0)) and the bracket theta**m - exp(-m v E[S]) of (B7), both (K,).
+    """Return weights of the nodes and the integrand of (B7), both (K,).
 
-    E is m theta**m. If the scheme divides by the number of accepted draws, both are expectations
-    over this number, eq. (B10).
+    The weights are the curly E of (B4), m theta**m, divided by T exp(v r0). The integrand is
+    theta**m - exp(-m v mean(S)). If the scheme divides by the number of accepted draws, both are
+    expectations over this number, eq. (B10).
     """
     m = draws.num_draws
     if not draws.scheme.divides_by_accepted:

@@ -213,7 +213,7 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
     """Return fields of `Nodes` as rows, (7, K).
 
     The rows are `v`, `v_r0`, `log_transform`, `log_scaled_transform`, `log_psi_ref`, `excess`,
-    and v (mean - r0). `columns` are the first three sums of (B18) and (B20), and
+    and v (mean - r0). `columns` are T exp(v r0), T exp(v r0) - 1, and P of (B20), and
     `centres` are the logs of r0, of R - r0 and of mean - r0.
     """
     transform, drop, excess = columns

@@ -124,8 +124,9 @@ class RatioStatistics:
 
     R is the softmax-weighted median of the ratios. If there are several slices of classes, or if
     the scheme draws the label, R is a weighted median of the medians of the slices and of the
-    label. With this R the flows cancel little: in case (B9) their magnitudes add up to at most the
-    L1 norm of the bias for the median, and to at most twice the norm for a median of medians.
+    label. With this R the flows cancel little: their magnitudes add up to at most the L1 norm of
+    the bias of the drawn classes for the median, and to at most three times this norm for a median
+    of medians; section 2 of the README of `bias` has the proof.
     """
 
     def __init__(self, draws: Draws) -> None:
