@@ -24,8 +24,8 @@ from samplesoft.bias.with_replacement.nodes import Nodes
 class NodeWeights:
     """Weights of the K nodes in the integrals of the bias and of the loss bias.
 
-    A field that ends in ``_magnitudes`` has the magnitudes of the terms before they cancel; rounding
-    errors are proportional to it.
+    A field that ends in ``_magnitudes`` has the magnitudes of the terms before they cancel;
+    rounding errors are proportional to it.
     """
 
     # (K, 6): the coefficients c0, c1 and c2 of `atom_integrals`, which contain dx / (T exp(v r0)),
