@@ -149,7 +149,7 @@ def _make_draws(law: Draws, ratios: Ratios, atoms: Atoms, centred: FloatArray) -
     gamma = np.exp(law.log_base - log_w)[:, None] * own
     gamma += np.exp(log_r - log_w)[:, None] * centred[active]
     columns = law.draw_probs[active][:, None] * np.column_stack([gamma, squared_norms(gamma)])
-    if atoms.panels is not None:
+    if atoms.panel_ids is not None:
         panel, s = atoms.panel_positions(ratios)
         columns = _on_panels(panel[active], s[active], columns)
     if law.weightless:

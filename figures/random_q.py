@@ -360,7 +360,7 @@ def positive_features_bias(
         )
         deviation = zt * (np.expm1(negatives.log_ratio) + ratio * growth)
         leading = e * (variance - deviation)
-        out = negatives.fill(float(np.exp(negatives.log_a)) * variance, leading)
+        out = negatives.fill_classes(float(np.exp(negatives.log_a)) * variance, leading)
         # V + sqrt(V (V + Z_t^2)) bounds m times the L1 norm, eq. (B59)
         spread = max(variance, 0.0) ** 0.5
         bound = spread * (spread + float(np.hypot(spread, zt))) / inputs.num_sampled

@@ -67,7 +67,7 @@ import sys, numpy as np
 from samplesoft import monte_carlo_bias
 from samplesoft.bias.with_replacement.laplace import Points, atom_integrals, node_sums
 x, points = np.zeros(1), Points(*np.ones((10, 2)))
-node_sums(x, points, np.ones(2), with_moments=False)
+node_sums(x, points, 0.0, 0.0, with_moments=False)
 atom_integrals(x, np.ones((1, 6)), None, points, 0.0)
 monte_carlo_bias(np.zeros(2), 0, np.full(2, 0.5), 2, num_trials=2, scheme=sys.argv[1])
 """

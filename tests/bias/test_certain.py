@@ -160,7 +160,7 @@ def test_the_error_tells_that_the_mass_of_the_head_is_rounded():
 
 
 BAD = {
-    "twice": ({"certain": [1, 3, 1]}, ValueError, "distinct classes, got 1 twice; take numpy.uni"),
+    "twice": ({"certain": [1, 3, 1]}, ValueError, "distinct classes, got 1 twice; use numpy.uni"),
     "above": ({"certain": [5]}, ValueError, "`certain` must lie in 0..4 for 5 classes, got 5"),
     "below": ({"certain": [-1]}, ValueError, "`certain` must lie in 0..4 for 5 classes, got -1"),
     "floats": ({"certain": [1.0]}, TypeError, "`certain` must hold integers, got float64"),

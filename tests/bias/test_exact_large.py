@@ -171,7 +171,7 @@ def test_far_atoms_left_out_change_nothing(monkeypatch, scheme, n):
     q /= q.sum()
     got = exact_bias(logits, 3, q, 100, scheme=scheme)
     sums, integrals = laplace_loops.sums_at_nodes, laplace_loops.integrals_at_atoms
-    monkeypatch.setattr(transform, "node_sums", lambda *given: NodeSums(*sums(*given[:3])))
+    monkeypatch.setattr(transform, "node_sums", lambda *given: NodeSums(*sums(*given[:4])))
     monkeypatch.setattr(
         integral, "atom_integrals", lambda *given: AtomIntegrals(*integrals(*given))
     )

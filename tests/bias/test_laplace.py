@@ -31,8 +31,8 @@ KERNELS = {
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_node_sums_are_their_formulas(kernels):
-    reference = np.log([R - R0, MEAN - R0])
-    sums = KERNELS[kernels][0](NODES, points_of(RATIOS, WEIGHTS), reference)
+    logs_above_r0 = np.log([R - R0, MEAN - R0])
+    sums = KERNELS[kernels][0](NODES, points_of(RATIOS, WEIGHTS), *logs_above_r0)
     got = np.stack(list(sums), axis=1)
     with mp.workdps(40):
         for row, x in zip(got, NODES, strict=True):
@@ -109,10 +109,9 @@ def test_far_atoms_bring_what_they_bring_one_by_one(log_ref, log_mean):
     rows = FAR, FAR, kappa, log_sum, zeta, from_mean, log_sum_mean
     points = Points(q, q * kappa, q * zeta**2, *rows)
     sizes_of = Points(q, q * np.abs(kappa), q * zeta**2, *rows)
-    reference = np.array([log_ref, log_mean])
-    got = np.stack(list(laplace.node_sums(FAR_NODES, points, reference)))
-    want = laplace_loops.sums_at_nodes(FAR_NODES, points, reference)
-    sizes = laplace_loops.sums_at_nodes(FAR_NODES, sizes_of, reference)
+    got = np.stack(list(laplace.node_sums(FAR_NODES, points, log_ref, log_mean)))
+    want = laplace_loops.sums_at_nodes(FAR_NODES, points, log_ref, log_mean)
+    sizes = laplace_loops.sums_at_nodes(FAR_NODES, sizes_of, log_ref, log_mean)
     # of both signs are the contrasts, the third order, and cubes of y
     signed = np.isin(np.arange(len(want)), [5, 8, 10])[:, None]
     room = np.where(signed, np.inf, np.abs(want))

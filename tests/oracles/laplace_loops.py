@@ -235,8 +235,9 @@ def rows_of(points):
     )
 
 
-def sums_at_nodes(x, points, reference):
+def sums_at_nodes(x, points, log_ref_above_r0, log_mean_above_r0):
     """Return what `laplace.node_sums` does, as an array (NUM_SUMS, K)."""
+    reference = np.array([log_ref_above_r0, log_mean_above_r0])
     out = np.empty((len(x), NUM_SUMS))
     node_sums(x, np.stack(points[:3]), rows_of(points), reference, out)
     return out.T

@@ -192,7 +192,7 @@ def test_bits_follow_the_number_of_classes():
 BAD = {
     "no tables": ({"num_tables": 0}, ValueError, "`num_tables` must be at least 1, got 0"),
     "no bits": ({"num_bits": 0}, ValueError, "`num_bits` must be at least 1, got 0"),
-    "many bits": ({"num_bits": 17}, ValueError, "`num_bits` must be at most 16, got 17; take more"),
+    "many bits": ({"num_bits": 17}, ValueError, "`num_bits` must be at most 16, got 17; use more"),
     "half a bit": ({"num_bits": 2.5}, TypeError, "`num_bits` must be an integer"),
     "no share": ({"uniform_share": 0.0}, ValueError, "`uniform_share` must be .* greater than 0"),
     "small share": ({"uniform_share": 1e-200}, ValueError, "must lie from 1e-100 to 1, got 1e-200"),

@@ -173,7 +173,7 @@ def test_more_draws_than_classes_are_warned_of():
         clf = SampledSoftmaxClassifier(max_iter=2, warm_start=True, **options)
         labels = np.eye(4)[y] if several else y
         with pytest.warns(
-            UserWarning, match="for 5 draws, more than the 4 .*lower it, or take"
+            UserWarning, match="for 5 draws, more than the 4 .*lower it, or use"
         ) as w:
             clf.fit(X, labels)
         assert len(w) == 1 and w[0].filename == __file__
