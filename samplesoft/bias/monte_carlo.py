@@ -28,7 +28,8 @@ from samplesoft.kernels.alias import alias_draw, build_alias
 from samplesoft.kernels.sort_ids import count_below
 from samplesoft.schemes import Scheme
 
-# for log weights between -600 and 600, weights and their sums neither overflow nor underflow
+# largest |log weight| for which weights are stored; beyond it, weights or their sums might overflow
+# or underflow, and only their logs are used
 _MAX_LINEAR_LOG = 600.0
 
 _MAX_BLOCKS = 64
@@ -66,8 +67,8 @@ class Simulation(NamedTuple):
     A bias is the mean over the trials, minus the value for the full softmax.
     """
 
-    bias: FloatArray  # (num_bins,) of the sum of p' in each bin
-    stderr: FloatArray  # (num_bins,)
+    bias: FloatArray  # (num_bins,) bias of the sum of p' in each bin of classes
+    stderr: FloatArray  # (num_bins,) standard error of `bias`
     loss_bias: float
     loss_stderr: float
     projection_bias: FloatArray  # (P,) bias of ``p' @ projection``
@@ -186,7 +187,7 @@ def _simulate_examples(
         loss_bias = 0.0
         loss_stderr = 0.0
 
-        # without remaining classes, all classes are always included, and nothing is random
+        # if no class remains, all classes are always included, and nothing is random
         if len(merged.remaining):
             example = merged.logits, merged.label, merged.q
             bias, stderr, loss_bias, loss_stderr = simulate(
@@ -238,10 +239,12 @@ def simulate(
     else:
         results = run_tasks(run_block, blocks, executor)
 
-    # for each bin, sums over the trials that draw from it: of p' - center, of its square, and of 1
+    # for each bin, over the trials that draw one of its classes: the sum of p' - center, the sum of
+    # its square, and the number of these trials
     sums = np.zeros((len(center), 3))
 
-    # for the loss difference and each projection: mean, and sum of squared deviations from the mean
+    # mean over the trials, and sum of squared deviations from it: of the loss difference, and of
+    # each projection
     mean, squares = np.zeros((2, 1 + directions.shape[1]))
 
     # merge in the order of the blocks, so that the bits do not depend on the number of threads
@@ -270,15 +273,15 @@ def simulate(
 
 
 class _Plan(NamedTuple):
-    """One example and scheme, reduced to draws from an alias table, their weights and a base mass.
+    """How to sample one example: an alias table of the draws, their weights, and a base mass.
 
     The sum S of a trial is the base mass plus the weights of its draws. Logits are shifted so that
     ``sum(exp(logits)) = 1``.
     """
 
     label: int
-    num_draws: int  # or its smallest value, if the number of draws is random
-    words_per_trial: int  # words of the random stream
+    num_draws: int  # number of draws in a trial; if it is random, its smallest value
+    words_per_trial: int  # number of words of the random stream that belong to one trial
 
     # (k,) cdf of the random number of draws minus `num_draws`, or empty if the number is fixed. If
     # it is random, a class that is drawn several times counts once.
@@ -289,7 +292,7 @@ class _Plan(NamedTuple):
     alias: np.ndarray
 
     always_included: IntArray  # (k,) classes that are included in every trial
-    log_weights: FloatArray  # (n,) of one draw of each class
+    log_weights: FloatArray  # (n,) log of the weight of one draw of each class
     weights: FloatArray  # (n,) exp(log_weights); empty if they could overflow or underflow
     log_base: float  # log of the base mass, which is in S without a draw
     offset: float  # log S + offset is the sampled loss minus the full softmax loss
@@ -308,7 +311,7 @@ class _Observables(NamedTuple):
 def _simulate_block(
     plan: _Plan, target: _Observables, key: np.uint64, jackknife: bool, trials: slice
 ) -> tuple[FloatArray, FloatArray]:
-    """Run the block of trials `trials`; return the two arrays of `_run_block`."""
+    """Run the trials of a slice `trials`; return the two arrays of `_run_block`."""
     ratios = np.empty(len(plan.log_weights) + 1) if jackknife else None
     return _run_block(plan, target, key, trials.start, trials.stop, ratios)
 
@@ -335,7 +338,7 @@ def _make_plan(log_p: FloatArray, label: int, q: FloatArray, m: int, scheme: Sch
         num_draws, draws_cdf = _poisson_cdf(float(rates.sum()))
         probs = rates if draws_cdf.size else np.ones_like(q)
     else:
-        # with `divides_by_accepted`, each trial divides by its number of accepted draws instead
+        # with `divides_by_accepted`, each trial divides by its number of accepted draws, not by m
         log_unit = float(np.log(divisors.sum())) if divisors.any() else 0.0
         if not scheme.divides_by_accepted:
             log_unit -= float(np.log(m))
@@ -376,9 +379,10 @@ def _divide_logs(log_p: FloatArray, q: FloatArray) -> FloatArray:
 
 
 def _poisson_cdf(rate: float) -> tuple[int, FloatArray]:
-    """Return the first value k0 and the cdf (k,) of a Poisson distribution at k0, k0 + 1, ...
+    """Return the cdf of a Poisson distribution with the mean `rate`: k0, and the cdf from k0 on.
 
-    Tails of probability below 1e-20 are cut off. The cdf is empty for `rate` 0.
+    The cdf (k,) is at k0, k0 + 1, ...; it is empty for `rate` 0. Tails of probability below 1e-20
+    are cut off.
     """
     if rate == 0.0:
         return 0, np.zeros(0)
@@ -463,7 +467,7 @@ def _write_projections(
     values: FloatArray,
     x: FloatArray,
 ) -> None:
-    """Write the projections (P,) of p', minus those of the full softmax, to ``x[1:]``.
+    """Write the projections (P,) of p', minus the projections of the softmax, to ``x[1:]``.
 
     p' is 0 except at the first `size` classes `ids`, where it is `values`. `center` (P,) are the
     projections of the full softmax.
@@ -530,8 +534,8 @@ def _write_draw_weights(
 ) -> tuple[float, float, float]:
     """Write the weight of one draw of each of the `size` classes in `ids` to `weights`.
 
-    To avoid overflow, weights are divided by a unit. Returns the log of the unit, and, divided by
-    the unit, the base mass and the total weight of all draws.
+    To avoid overflow, weights are divided by a unit. Returns the log of the unit, and then the base
+    mass and the total weight of all draws, both divided by the unit.
     """
     is_linear = len(plan.weights) > 0
     log_unit = 0.0 if is_linear else plan.log_base
@@ -630,9 +634,10 @@ def _write_jackknife_probs(
 def _sum_without_class(
     plan: _Plan, size: int, ids: np.ndarray, counts: np.ndarray, heavy_index: int
 ) -> tuple[float, float]:
-    """Return the log of a unit, and S without class ``ids[heavy_index]``, divided by the unit.
+    """Return the sum S without the draw of class ``ids[heavy_index]``, as a unit and a multiple.
 
-    The unit is the largest mass in this sum. The draws are rescaled by m / (m - 1).
+    The result is the log of the unit, which is the largest mass in the sum, and the sum divided by
+    the unit. The remaining draws are rescaled by m / (m - 1).
     """
     log_unit = plan.log_base
     for k in range(1, size):

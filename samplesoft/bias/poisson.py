@@ -7,10 +7,10 @@ bias follows from *flows*, eq. (B6): the flow of a class is e times the integral
 their digits where E[p'] - p would cancel. See section 8 of ``samplesoft/bias/README.md``.
 
 Not every class is evaluated by itself. An *atom* is a pair (log w, pi) that represents a number of
-classes. Most classes lie in cells: a cell is an interval of log w, called panel, times one interval
-of l = -log(1 - pi). Each class of a cell is spread over the Chebyshev nodes of the cell, which are
-atoms, and integrals at these nodes are interpolated at the class. Each class that is in no cell is
-a separate atom.
+classes. Most classes lie in *cells*, rectangles in the plane of log w and l = -log(1 - pi): the
+interval of log w is called panel, and the interval of l is the same for all cells. The Chebyshev
+nodes of a cell are atoms. Each class of the cell is spread over them, and integrals at the nodes
+are interpolated at the class. A class that is in no cell is a separate atom.
 
 The atoms are sorted by log w. At a node u, the atoms with u w near 0 enter through their moments,
 and the terms of atoms with large u w are constant. Only the atoms in between are evaluated one by
@@ -71,16 +71,16 @@ _ATOMS_PER_CHUNK = 2048
 _ATOMS_PER_BLOCK = 512
 _MIN_TERMS_PER_THREAD = 1 << 13  # nodes times atoms
 
-# limits of the cells
-_MAX_CELL_DECAY = np.log(2.0)  # of l: classes with pi > 1/2 are separate atoms
-_MAX_CELL_LOG_W = 1e6  # of |log w|, in nats
-_CLASSES_PER_LONE_ATOM = 256  # at most one class in 256 leaves the cells, to make them smaller
+# limits of the cells; classes beyond them are separate atoms
+_MAX_CELL_DECAY = np.log(2.0)  # largest l, which is that of pi = 1/2
+_MAX_CELL_LOG_W = 1e6  # largest |log w|, in nats
+_CLASSES_PER_LONE_ATOM = 256  # one class in 256 may have an l beyond the cells, to make them small
 _INTERPOLATION_ERROR = 1e-16  # relative error of the interpolation in l
 
-# for larger kappa, w / W - 1 is above 1, and the kernels do not use it
+# largest kappa for which the kernels use w / W - 1, which is then at most 1
 _MAX_KAPPA_OF_DEVIATION = 1.0 / 3.0
 
-# limits of y = u w, below which a special formula computes:
+# values of y = u w below which a formula without cancellation replaces:
 _MAX_Y_OF_SERIES = 0.5  # 1 - exp(-y)
 _MAX_Y_OF_EXCESS_SERIES = 0.1  # log f + pi y
 _MAX_Y_OF_LIKELY = 40.0  # log f + pi y for pi > 1/2
@@ -105,7 +105,7 @@ def poisson_bias(logits: FloatArray, label: int, q: FloatArray) -> ExampleBias:
     atoms = make_inclusion_atoms(classes)
     loss_unit = max(unit, relative_term_error_of_logs(draws.log_probs))
 
-    # a bias that is not finite has no finite error, and is never the better of two
+    # a later attempt with a bias that is not finite never replaces the best one
     best = None
     with np.errstate(all="ignore"):
         for step in halved_steps(STEP):
@@ -193,8 +193,8 @@ class InclusionNodes(NamedTuple):
 
     x: FloatArray  # log u
     weights: FloatArray  # E exp(-u S) times the quadrature weight of du / u
-    base_terms: FloatArray  # of the flow (B6) of the base mass, proportional to 1 - psi_R
-    loss_terms: FloatArray  # of E[log S]
+    base_terms: FloatArray  # terms of the flow (B6) of the base mass: multiples of 1 - psi_R
+    loss_terms: FloatArray  # terms of E[log S]
     loss_magnitudes: FloatArray  # sums of the magnitudes from which `loss_terms` are computed
 
 
@@ -206,7 +206,8 @@ def make_inclusion_nodes(
     The nodes cover all u at which the product of the factors f changes. `log_base` is the log of
     the base mass.
     """
-    # largest rate: largest w, or 1 for exp(-u); smallest rate: the base mass
+    # the integrand changes at rates up to the largest w, or 1 because of exp(-u), and decays at
+    # least at the rate of the base mass
     x, dx = make_grid(max(float(classes.log_w.max()), 0.0), log_base, step)
 
     products = _log_products_at_nodes(atoms, x)
@@ -247,23 +248,23 @@ def base_contrast(x: FloatArray, classes: IncludedClasses) -> FloatArray:
 
 @dataclass(frozen=True)
 class IncludedClasses:
-    """The classes that are included at random, and the class from which the others are measured.
+    """The classes that are included at random, and a reference class with which they are compared.
 
-    `kappa` compares the w of each class with that of the reference class, W. Arrays are (n,);
+    `kappa` compares the w of each class with W, the w of the reference class. Arrays are (n,);
     ``pi`` is 0 for a class that is never or always included.
     """
 
     log_w: FloatArray  # log of w = softmax probability / pi
     pi: FloatArray  # inclusion probability
     decay: FloatArray  # l = -log(1 - pi)
-    kappa: FloatArray  # kappa = (w - W) / (w + W), with W the w of the reference class
+    kappa: FloatArray  # kappa = (w - W) / (w + W)
     log_w_ref: float  # log W; -inf if the reference class is the label
     pi_ref: float  # pi of the reference class; 0 if it is the label
 
 
 @dataclass(frozen=True)
 class _ClassesInCells:
-    """Which classes are in which cell; a cell is a panel of log w times the range of l."""
+    """The cell of each class; a cell is a rectangle, a panel of log w times the range of l."""
 
     classes: IncludedClasses
     cell_ids: IntArray  # (n,) index of the cell of each class; -1 for none
@@ -274,9 +275,9 @@ class _ClassesInCells:
     def locate(self, chunk: slice) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
         """Return the classes of a slice that lie in cells, and their coordinates in the cells.
 
-        Returns four arrays: indices of the classes (k,); indices of their cells (k,); positions in
-        the panels of log w (k,), scaled to [-1, 1]; and Chebyshev polynomials (degree, k) at the
-        positions in the range of l.
+        Returns four arrays: the indices (k,) of the classes; the indices (k,) of their cells; their
+        positions (k,) in the panels of log w, scaled to [-1, 1]; and the values (degree, k) of the
+        Chebyshev polynomials at their positions in the range of l.
         """
         coordinates = self.cell_ids[chunk], self.classes.log_w[chunk], self.classes.decay[chunk]
         ids, *coordinates_in_cells = _locate_in_cells(*coordinates, self.max_decay, self.degree)
@@ -291,7 +292,7 @@ class InclusionAtoms:
     """
 
     points: InclusionPoints
-    counts: FloatArray  # (A,) number of classes that each atom represents, a fraction
+    counts: FloatArray  # (A,) number of classes that each atom represents; may be fractional
     unsorted_index: IntArray  # (A,) index of each atom before sorting
     lone_classes: IntArray  # the classes that are in no cell, and are separate atoms
     cells: _ClassesInCells
@@ -321,7 +322,7 @@ def make_included_classes(
     at_reference = float(logits[reference]), float(pi[reference]), float(log_w[reference])
 
     def write_kappas(chunk: slice) -> None:
-        # q and p, whose sums are not used here, are replaced by pi
+        # the sums that `relative_ratios` returns are not used, so pi replaces `drawn` and `probs`
         pi_chunk = pi[chunk]
         relative_ratios(
             logits[chunk], log_w[chunk], pi_chunk, pi_chunk, pi_chunk, at_reference, kappa[chunk]
@@ -389,9 +390,9 @@ def _max_decay_in_cells(decay: FloatArray) -> float:
 def _classes_at_cell_nodes(
     cells: _ClassesInCells, panel_ids: IntArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return log w, pi and the number of classes at the nodes of all cells, three arrays (k,).
+    """Return log w, pi and the number of classes of each node of all cells, three arrays (k,).
 
-    `panel_ids` (cells,) are the indices of the panels in log w.
+    `panel_ids` are the indices of the panels of the cells.
     """
     degree = cells.degree
     shape = (cells.num_cells, cells.degree, DEGREE)
@@ -452,7 +453,7 @@ def _integrate_flows(
     flows = np.zeros(len(included.pi))
 
     def write_flows(ids: IntArray, values: FloatArray, changes: FloatArray) -> FloatArray:
-        """Write the flows of classes `ids` to `flows`; return the three sums over these classes."""
+        """Write the flows of classes `ids`; return sums of flows, of magnitudes, of changes."""
         pi = included.pi[ids]
         scales = pi * np.stack([(1.0 - pi) * included.kappa[ids], included.pi_ref - pi])
         terms = scales * values
@@ -465,7 +466,7 @@ def _integrate_flows(
     values = integrals[:, len(lone) :].reshape(4, cells.num_cells, cells.degree, DEGREE)
     cell_changes = np.abs(values[:2] - values[2:]).max(axis=(2, 3), initial=0.0)
 
-    # coefficients of A and then of B, see (B43)
+    # coefficients of the polynomials that interpolate the integrals A, and then B, of (B43)
     coefficients = (
         panels.coefficient_matrix(cells.degree).T @ values[:2] @ panels.coefficient_matrix()
     )
@@ -545,7 +546,7 @@ def log_products(
 
     For small u, log f is about -pi u w, so that log f + pi u w would lose all digits. So each term
     of the second sum is computed without cancellation: from second moments if u w is tiny, by a
-    series up to u w = 0.1, and by the formula for larger u w.
+    series up to u w = 0.1, and as it is written for larger u w.
     """
     rows = np.empty((4, len(log_w)))
     zeros = np.zeros(len(log_w))
@@ -555,7 +556,8 @@ def log_products(
         rows[2, i] = counts[i] * np.log1p(-pi[i])
         rows[3, i] = counts[i] * math.exp(log_w[i] + np.log(pi[i]))
 
-    # for each atom: moments of the atoms with smaller log w, and sums over those with larger log w
+    # for each atom: moments of all atoms with smaller log w, and sums over all atoms with larger
+    # log w
     first_moments = far_sums(rows, log_w, False)[0]
     second_moments = far_sums(rows, 2.0 * log_w, False)[1]
     gone_sums = far_sums(rows, zeros, True)
@@ -672,10 +674,11 @@ def atom_integrals(
     pi_ref: float,
     out: FloatArray,
 ) -> None:
-    """Add the integrals A and B of (B43) for each of A atoms to `out` (4, A).
+    """Add the integrals A and B of (B43) for each of k atoms to `out` (4, k).
 
-    The first two rows are computed by all nodes `x` = log u (K,) with their `weights`, the last two
-    by every second node. `log_w_ref` is the log of W, or -inf if the label is the reference class.
+    A and B by all nodes `x` = log u (K,) with their `weights` are the first two rows; A and B by
+    every second node are the last two. `log_w_ref` is log W, or -inf if the label is the reference
+    class.
     """
     log_w = points.log_w
     pi = points.pi
@@ -687,9 +690,9 @@ def atom_integrals(
     y_refs = np.empty(num_nodes)
     scales = np.empty(num_nodes)
 
-    # Terms of each node in the two limits of y. If y is nearly 0, the term of A is a multiple of
-    # y / kappa, and the term of B a multiple of y. If exp(-y) is 0, the term of A is a multiple of
-    # y / (kappa (1 - pi)), and the term of B is 0.
+    # Terms of each node in the two limits of y. If y is nearly 0, the atom is called flat: the term
+    # of A is a multiple of y / kappa, and the term of B a multiple of y. If exp(-y) is 0, the atom
+    # is called gone: the term of A is a multiple of y / (kappa (1 - pi)), and the term of B is 0.
     at_flat = np.zeros((4, num_nodes))
     at_gone = np.zeros((4, num_nodes))
 
@@ -719,8 +722,8 @@ def atom_integrals(
     flat_stop = 0
     gone_start = len(log_w)
     for k in range(num_nodes):
-        # Atoms that are flat no longer get the terms of all earlier nodes; atoms that are gone from
-        # this node on get the terms of this node and all later ones.
+        # An atom that stops being flat at this node gets the terms of all earlier nodes at once. An
+        # atom that is gone from this node on gets the terms of this node and of all later nodes.
         new_flat_stop, new_gone_start = near_atoms(x[k], log_w, reference)
         no_longer_flat = slice(new_flat_stop, flat_stop)
         newly_gone = slice(new_gone_start, gone_start)

@@ -49,7 +49,7 @@ class Pass(ABC):
     type.
     """
 
-    stage: str  # name of the sums, for progress bars
+    stage: str  # name of the pass, such as "moments", for progress bars
     takes_vectors = False  # whether `add` also takes the class vectors of a chunk
 
     @abstractmethod
@@ -130,9 +130,9 @@ class BiasSums(Pass):
         self._make_result = cast(Callable[[PassResults], Any], ChunkBias.with_warning)
 
     def then(self, result: Callable[[PassResults], Any]) -> BiasSums:
-        """Let the last `finish` return the value of `result`; return self.
+        """Make `finish` of the last pass return the value of `result`; return self.
 
-        `result` is a function of the `PassResults` of all passes.
+        `result` is called with the `PassResults` of all passes. By default it makes a `ChunkBias`.
         """
         self._make_result = result
         return self
@@ -209,23 +209,26 @@ class BiasSums(Pass):
 
 
 class PassResults(NamedTuple):
-    """Results of the finished passes: the totals, then the ratios, then the atoms.
+    """Results of the finished passes: totals of the first, ratios of the second, atoms last.
 
     If the label is itself a draw of S, each class is also paired with the label, eq. (B12).
     """
 
     totals: Totals
-    ratios: Any = None  # `Ratios` without class arrays: only the centres of the ratios
+    ratios: Any = None  # `Ratios` with empty arrays: only the centres of the ratios matter
     atoms: Any = ()  # `Atoms` of the classes, and if there are pairs, `Atoms` of the pairs
 
     @property
     def draws(self) -> Draws:
-        """`Draws` without classes: the numbers that belong to the example, and empty arrays."""
+        """The distribution of a draw: the scalars of the example; arrays over classes are empty."""
         return draws_of_chunk(self.totals, 0, _NO_CLASSES, _NO_CLASSES)
 
     @property
     def all_ratios(self) -> list[Ratios]:
-        """`Ratios` without class arrays: of the classes and, if there are pairs, of the pairs."""
+        """Centres of the ratios of the classes and, if there are pairs, of the ratios of the pairs.
+
+        They are `Ratios`, in which the arrays over classes are empty.
+        """
         if not self.totals.scheme.label_is_a_draw:
             return [self.ratios]
         empty_ratios = ratios_of_chunk(self.draws, self.ratios)
@@ -233,7 +236,7 @@ class PassResults(NamedTuple):
 
 
 class _PassSums(ABC):
-    """The sums of one pass; `BiasSums` holds them, and checks the chunks first."""
+    """The sums of one pass over checked chunks; `BiasSums` holds them, and checks the chunks."""
 
     stage: str
 
@@ -250,7 +253,7 @@ class _PassSums(ABC):
 
     @abstractmethod
     def finish(self) -> tuple[PassResults, type[_PassSums] | None]:
-        """Return the results of all passes so far, and the class of the next sums or None."""
+        """Return the results of all passes so far, and the type of the next sums, None if none."""
 
 
 class _TotalSums(_PassSums):
@@ -294,7 +297,8 @@ class _RatioSums(_PassSums):
 class _PanelMomentSums(_PassSums):
     """The third pass: `PanelMoments`, from which the atoms are made.
 
-    They are those of the classes, and if needed of pairs of a class and the label, eq. (B12).
+    There are moments of the classes and, if the label is itself a draw of S, also moments of the
+    pairs of a class and the label, eq. (B12).
     """
 
     stage = "moments"
@@ -347,7 +351,7 @@ class ChunkBias:
     def __init__(self, results: PassResults) -> None:
         self._results = results
         self.size = 0.0
-        self._flows: Flows | None = None  # None: the bias is trivial
+        self._flows: Flows | None = None  # None if `trivial_bias` returns the bias
         self._other_bias = 0.0  # sum of the bias of all classes but the label
 
         row = trivial_bias(results.draws)
@@ -369,7 +373,7 @@ class ChunkBias:
             pairs = Pairs(draws=draws, ratios=self._results.all_ratios[1], atoms=atoms[1])
         integral = Integral(draws, self._results.ratios, atoms[0], pairs)
 
-        # a result that is not finite is never the better one
+        # a later attempt with a bias that is not finite never replaces the best one
         best = None
         with np.errstate(all="ignore"):
             for flows in integral.attempts():
@@ -426,7 +430,7 @@ class ChunkBias:
         return self._draws(start, logits, q).probs
 
     def _draws(self, start: int, logits: Any, q: Any) -> Draws:
-        """Return the distribution of a draw, with the arrays of one checked chunk."""
+        """Return the distribution of a draw, with arrays over the classes of one checked chunk."""
         o, proposal = check_chunk(start, logits, q, self._results.totals)
         return draws_of_chunk(self._results.totals, start, o, proposal)
 

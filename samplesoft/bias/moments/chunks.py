@@ -1,6 +1,7 @@
 """Second moments for classes in chunks: two more passes, over the classes and their vectors.
 
-`samplesoft.bias.chunks.passes` explains passes; its first three come before these two.
+A pass adds up sums over all classes, chunk by chunk. The three passes of
+`samplesoft.bias.chunks.passes` come before these two.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from samplesoft.bias.with_replacement.draws import Draws, draws_of_chunk
 from samplesoft.bias.with_replacement.nodes import Nodes, make_nodes, noisy_nodes
 from samplesoft.bias.with_replacement.ratios import ratios_of_chunk
 
-# nodes with a smaller log weight, relative to the largest, do not affect a result in float64
+# smallest log weight of a node, relative to the largest one, that can affect a result in float64
 _MIN_LOG_WEIGHT = -45.0
 
 
@@ -90,7 +91,7 @@ class _VectorMeans(Pass):
         self.label_vector = np.zeros(0)
         self.max_distance = 0.0  # largest distance of a vector from the origin
 
-        # (3,) sums of p, of the bias and of its magnitude
+        # (3,) sums over the classes: of p, of the bias, and of the magnitude of the bias
         self.mass_sums = Sum((3,))
 
         # (2, d) sums of the vectors, weighted by p and by the bias
@@ -130,7 +131,8 @@ class _VectorMeans(Pass):
     def merge(self, other: _VectorMeans) -> _VectorMeans:
         """Add the sums of `other` and return self.
 
-        Both sums are first moved to the same origin: the vector with the larger p of the two.
+        Both sums are first moved to the same origin: of their two origins, the vector of the more
+        probable class.
         """
         if not len(other.origin):
             return self
@@ -199,11 +201,11 @@ class _NodeSums(Pass):
         # (K, d) sums of vectors over the classes, at each of K nodes
         self.numerator_sums = Sum((num_nodes, 1))
 
-        # (3, K) sums over the classes: of the magnitudes of the terms times the norms of the
-        # vectors, of the magnitudes alone, and of the scatter
+        # (3, K) sums over the classes, with a and b of `sum_over_classes`: of |a| times the norm of
+        # the vector, of |a| alone, and of b times the squared norm
         self.scalar_sums = Sum((3, num_nodes))
 
-        # sum_j p_j |c_j|
+        # mean norm of the vectors, sum_j p_j |c_j|
         self.mean_norm = Sum()
 
     def empty(self) -> _NodeSums:

@@ -33,7 +33,7 @@ from samplesoft.bias.with_replacement.nodes import Nodes, make_nodes
 from samplesoft.bias.with_replacement.ratios import Ratios, make_ratios
 from samplesoft.schemes import Scheme
 
-_MAX_LOG_WEIGHT = 1e4  # exp(-1e4) is 0
+_MAX_LOG_WEIGHT = 1e4  # largest |log weight| in an error bound; beyond it, the weight is 0
 
 
 def require_no_jackknife(scheme: Scheme) -> None:
@@ -49,7 +49,7 @@ def require_no_jackknife(scheme: Scheme) -> None:
 
 
 class DrawQuadrature(NamedTuple):
-    """The quadrature for one draw: ratios of the classes, atoms in place of classes, and nodes."""
+    """Ratios of the classes, atoms that represent groups of classes, and nodes, for one example."""
 
     ratios: Ratios
     atoms: Atoms
@@ -58,7 +58,7 @@ class DrawQuadrature(NamedTuple):
 
 
 def make_draw_quadrature(draws: Draws) -> DrawQuadrature | None:
-    """Return the quadrature for one draw, or None if p' is the same in every outcome."""
+    """Return the quadrature of one example, or None if p' is the same in every outcome."""
     scheme = draws.scheme
     num_outcomes = np.count_nonzero(draws.draw_probs)
     num_outcomes += scheme.has_random_count and draws.label_draw_prob > 0.0
@@ -105,10 +105,10 @@ def _integrand(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the integrand (K,) of ``E|sum_i p'_i c_i|**2`` at the nodes, and error bounds (K,).
 
-    `centred` (n, d) are class vectors of mean 0 under the softmax. With
-    A = B c_t + sum_k e_k psi_k c_k, the integrand is (B28),
-    v E[theta**K (K**2 |A|**2 + K (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2))],
-    where K is the number of draws that S is divided by: m, or the random number of accepted draws.
+    `centred` (n, d) are class vectors c of mean 0 under the softmax. With
+    ``A = B c_t + sum_k e_k psi_k c_k``, the integrand is, eq. (B28),
+    ``v E[theta**N (N**2 |A|**2 + N (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2))]``,
+    where N is the number of draws that S is divided by: m, or the random number of accepted draws.
     The bounds are for the rounding of the integrand.
     """
     log_first, ratio = count_moments_at_nodes(draws, quadrature.nodes)
@@ -150,12 +150,12 @@ def mean_square_terms(
 def numerator_moments(
     draws: Draws, ratios: Ratios, nodes: Nodes, centred: FloatArray, log_half: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return the vectors v A (K, d) and the scatter (K,) of a draw at K nodes, and magnitudes.
+    """Return the vectors v A (K, d) of (B28) and the scatter (K,) at K nodes, and their magnitudes.
 
     A is defined in `_integrand`. The scatter is
-    v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2). v A is multiplied by
-    exp(`log_half`), (K,), and the scatter by its square. The last two of the four results are sums
-    of magnitudes (K,), of the terms of v A and of the terms of the scatter.
+    ``v**2 (sum_k e_k r_k psi_k |c_k|**2 - |sum_k e_k psi_k c_k|**2)``. v A is multiplied by
+    exp(`log_half`), (K,), and the scatter by the square of this factor. The magnitudes are two
+    arrays (K,): the sums of the magnitudes of the terms of v A, and of the terms of the scatter.
     """
     label_vector = centred[draws.totals.label]
     scales = rounding_scales(centred, draws.probs)
@@ -212,10 +212,10 @@ def _label_coefficient(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the coefficient (K,) of the label's vector in v A, and its magnitude (K,).
 
-    Draws of the label are not included. The coefficient is exp(`log_half`) times v (B - e_t psi_R),
-    or v B if the label is drawn. For B = e_t the difference cancels. So it is computed from
-    `nodes.above`, in which 1 - psi_R has all its digits. The magnitude is the sum of the magnitudes
-    of the terms.
+    The coefficient is exp(`log_half`) times v (B - e_t psi_R). If the label can be drawn, it is
+    exp(`log_half`) times v B, and draws of the label are counted elsewhere. For B = e_t the
+    difference cancels. So it is computed from `nodes.above`, in which 1 - psi_R has all its digits.
+    The magnitude is the sum of the magnitudes of the terms.
     """
     base = np.exp(nodes.x + draws.log_base + log_half)
     if draws.scheme.draws_label:
@@ -235,10 +235,11 @@ def _label_coefficient(
 def class_coefficients(
     draws: Draws, ratios: Ratios, nodes: Nodes, log_half: FloatArray, chunk: slice
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return v e (psi - psi_R), its magnitude, and v**2 e r psi at the nodes for some classes.
+    """Return the coefficients of the classes of a slice `chunk` in v A and in the scatter.
 
-    The three arrays are (K, classes in the slice `chunk`). The first two are multiplied by
-    exp(`log_half`), (K, 1), and the third by its square.
+    They are v e (psi - psi_R), its magnitude, and v**2 e r psi, at K nodes for the k classes of the
+    slice, three arrays (K, k). The first two are multiplied by exp(`log_half`), (K, 1), and the
+    third by the square of this factor.
 
     psi - psi_R loses digits if r is near R. So for v (r - R) > -1 it is psi_R expm1(-v (r - R)),
     where r - R is computed as kappa (r + R). Otherwise it is computed as the difference.
@@ -248,7 +249,7 @@ def class_coefficients(
     kappa = ratios.kappa[chunk]
     with np.errstate(divide="ignore", invalid="ignore"):
         log_r = np.where(q > 0.0, ratios.log_r[chunk], -np.inf)
-        log_mass = np.where(q > 0.0, np.log(q), 0.0) + x + log_r + log_half  # of v e
+        log_mass = np.where(q > 0.0, np.log(q), 0.0) + x + log_r + log_half  # log of v e
         log_exponent = np.logaddexp(log_r, ratios.log_ref) + np.log(np.abs(kappa))
 
     y = np.exp(np.minimum(x + log_r, LARGEST_EXPONENT))
@@ -293,7 +294,7 @@ def gradient_mse_of_inclusions(example: Example, centred: FloatArray) -> tuple[f
         change += np.outer(base_coefficients, draws.fractions @ centred[always_in])
         magnitude += np.abs(base_coefficients) * (draws.fractions @ scales[always_in])
 
-        # multiply the root into the vectors before squaring, so that the squares are finite
+        # multiply the vectors by the roots of the weights, so that their squares are finite
         root_weights = np.sqrt(weights)
         units = draws.term_rounding * (1.0 + np.abs(np.log(weights)))
         square, errors = squared_norms_with_errors(
@@ -307,9 +308,10 @@ def gradient_mse_of_inclusions(example: Example, centred: FloatArray) -> tuple[f
 def _inclusion_coefficients(
     classes: poisson.IncludedClasses, x: FloatArray, chunk: slice
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return u e (psi - psi_R), (B27), its magnitude, and u**2 pi (1 - pi) (w / f)**2 exp(-u w).
+    """Return the coefficients in (B78) of the classes of a slice `chunk`.
 
-    The three arrays are (K, classes in the slice `chunk`), at K nodes `x` = log u.
+    They are u e (psi - psi_R), eq. (B27), its magnitude, and u**2 pi (1 - pi) (w / f)**2 exp(-u w),
+    three arrays (K, k) for the k classes of the slice, at K nodes `x` = log u.
 
     With y = u w, exp(-y) - exp(-y_R) loses digits if w is near W. So for |y - y_R| < 1 it is
     exp(-y_R) expm1(-(y - y_R)), where y - y_R is computed as kappa (y + y_R). Otherwise it is

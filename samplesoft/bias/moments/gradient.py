@@ -174,7 +174,8 @@ def moments_with_square(
         if len(inputs.certain):
             merged = merge_certain_into_label(*example, inputs.certain)
 
-            # subtract the label's vector: it does not change the moments, and means lose no digits
+            # subtracting the label's vector from all vectors does not change the moments, and
+            # avoids cancellation in means
             class_vectors = merged.mean_rows(vectors - vectors[example[1]])
             example = merged[:3]
             merge_error = merged.rounding
@@ -214,7 +215,7 @@ def check_class_vectors(class_embeddings: ArrayLike, n: int, tau: Any) -> tuple[
 
 def _squared_bias(row: ExampleBias, vectors: FloatArray) -> tuple[float, float]:
     """Return the squared norm of the bias of the gradient in h, and its error, for tau = 1."""
-    # subtract the most probable class's vector: as the bias sums to 0, the result is the same
+    # the bias sums to 0, so subtracting the most probable class's vector does not change the result
     offsets = vectors - vectors[np.argmax(row.probs)]
     max_distance = float(np.sqrt(squared_norms(offsets).max()))
     rounding = EPS * (len(row.bias) + 8) * float(np.abs(row.bias).sum())

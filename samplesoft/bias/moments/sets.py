@@ -33,7 +33,7 @@ _CLASSES_PER_CHUNK = 2048
 # relative error, because the nodes in t and the points on circles end before the integrand is 0
 _TRUNCATION = 1e-18
 
-# no more nodes in u are used if they would add less than this fraction of the sum
+# the sum over the nodes in u stops when the remaining nodes would add less than this fraction of it
 _CONVERGED = 1e-19
 
 
@@ -84,8 +84,8 @@ class _ExpectedSquares(NamedTuple):
     The groups are the d columns of the class vectors, a column of ones, and a column of errors.
     """
 
-    # (3, 3), with a column for each group, and the rows: by all nodes, by every second node in u,
-    # and by every second node in t
+    # (3, 3): one column for each group. Row 0 is computed by all nodes, row 1 by every second node
+    # in u, and row 2 by every second node in t.
     squares: FloatArray
 
     magnitude: float  # sum of the magnitudes of the terms of squares[0, 0]
@@ -160,7 +160,8 @@ def _integrands_at_times(
     `squares` (N, 3) the squares of its entries, summed within each group of columns. `label_vector`
     (d + 2,) is the row of the label, times u times the label's fixed term.
     """
-    # unused points are 0: all points of a circle with density 0, and those beyond its last point
+    # points that are not used are stored as 0: all points of a circle with density 0, and the
+    # points beyond the last one of a circle
     is_used = circles.point_values[:, 0] ** 2 + circles.point_values[:, 1] ** 2 > 0.5
     terms = np.zeros((len(race.t), 4))
 

@@ -108,8 +108,8 @@ def integral_with_error(
 ) -> tuple[float, float]:
     """Return the integral ``weights @ terms``, and an estimate of its error.
 
-    The error is the sum of the weighted `errors` (K,) of the terms, and an estimate of the error of
-    the quadrature times `margin`.
+    The error is the weighted sum of the `errors` (K,) of the terms, plus `margin` times an estimate
+    of the error of the quadrature.
     """
     total = float(weights @ terms)
 

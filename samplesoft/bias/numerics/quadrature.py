@@ -19,11 +19,11 @@ from samplesoft.bias.numerics.summation import EPS
 # exp(-pi**2 / STEP), which is below rounding.
 STEP = 0.2
 MIN_STEP = 0.02
-RELATIVE_TOLERANCE = 1e-12  # with this relative L1 error, the step is not halved again
+RELATIVE_TOLERANCE = 1e-12  # largest relative L1 error at which the step is not halved again
 ROUNDING = 2e-15  # relative error of a term, besides the rounding of its exponents
-_FIRST_Z = -4.2  # at the first node, v is about exp(-70) of its scale
+_FIRST_Z = -4.2  # z of the first node, where v is about exp(-70) divided by the largest rate
 _LAST_EXPONENT = 60.0  # at the last node, the slowest factor of the integrand is exp(-60)
-_MAX_LOG_RANGE = 1e5  # nats
+_MAX_LOG_RANGE = 1e5  # largest range of log v, in nats; a larger one raises ValueError
 
 
 # --- the quadrature ----------------------------------------------------------------------------
@@ -91,8 +91,8 @@ def estimate_error(
     error of a term.
 
     Halving the step squares the relative error of the trapezoid rule if the integrand is analytic
-    in a wide strip. The estimate uses the power 3/2 instead of 2, as a margin for narrower strips.
-    With `narrow`, it uses the power 1.
+    in a wide strip. The estimate uses the power 3/2 instead of 2, as a margin for narrower strips;
+    with `narrow`, for very narrow strips, it uses the power 1.
     """
     relative_change = 1.0 if narrow else min(change / max(norm, 1e-300), 1.0)
     return unit * (magnitude + norm) + change * math.sqrt(relative_change)
