@@ -74,7 +74,7 @@ def asymptotic_bias(
     >>> asymptotic_bias([0.0, 1.0, 1.0], 0, [0.0, 0.5, 0.5])
     array([0., 0., 0.])
     """
-    # two draws are valid for every scheme, so that the only possible error is an unsupported one
+    # the number of draws is not used; 2 is valid for every scheme
     return asymptotic_bias_of(check_inputs(logits, labels, q, 2, scheme, h, require=require_bounds))
 
 

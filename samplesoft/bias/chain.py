@@ -13,7 +13,7 @@ from samplesoft.bias.inputs import Inputs, check_inputs
 from samplesoft.bias.numerics.summation import log_softmax
 from samplesoft.kernels.independence import after_steps, make_chain
 
-# for |log(p / q)| below this, q (1 - p / q) has more correct digits than q - p
+# largest |log(p / q)| at which q - p is computed as q (1 - p / q), which has more correct digits
 _MAX_NEAR_LOG_RATIO = 0.5
 
 
@@ -77,10 +77,10 @@ def metropolis_bias(
     -----
     The eigenvalues of the chain are its rejection probabilities, one for each class, and the
     distribution after T steps has a closed form in their T-th powers [2]_, [3]_. It costs
-    O(n log n) to sort the classes by w, and O(n) for each T, however large. Nothing is subtracted
-    from the softmax: the powers multiply ``start - p``. In tests the bias was right to 1e-13 of its
-    L1 norm, even where that norm was 1e-40. The error is larger only where q or `start` is near p,
-    because of the rounding of these.
+    O(n log n) to sort the classes by w, and O(n) for each T, however large. The softmax is not
+    subtracted from the distribution: the powers multiply ``start - p``. In tests the bias was right
+    to 1e-13 of its L1 norm, even where that norm was 1e-40. The error is larger only where q or
+    `start` is near p, because q, `start` and p are rounded.
 
     T steps cost as much as T + 1 draws of sampled softmax with their logits. The bias of the draws
     falls like 1/T, the bias of the chain like ``rate ** T``. For 1,000 normal logits of standard

@@ -4,7 +4,7 @@
 code. The integral itself is in one of four places: ``with_replacement/`` for independent draws,
 ``poisson.py`` if each class is included independently, ``without_replacement/`` for sets of
 distinct classes, and ``chunks/`` for classes in chunks. ``plain.py`` computes the same bias in a
-hundred lines of NumPy, with fewer digits.
+few short NumPy functions, with fewer digits.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from samplesoft.bias.with_replacement.integral import loses_digits, with_replace
 from samplesoft.bias.without_replacement.set_bias import set_bias
 from samplesoft.schemes import SCHEMES, Scheme
 
-_MAX_LOG_QUOTIENT = 700.0  # the quotient of a larger |log| may overflow or underflow
-_MAX_SOFTMAX_ROUNDING = 1e-8  # L1 norm of a bias that is rounding, because q is the softmax
-SOFTMAX_ROUNDING = 16.0 * 2.0**-52  # relative error of the q of a softmax, for logits of order 1
+_MAX_LOG_QUOTIENT = 700.0  # largest |log| of a quotient that neither overflows nor underflows
+_MAX_SOFTMAX_ROUNDING = 1e-8  # largest error without a warning if the bias is all rounding
+SOFTMAX_ROUNDING = 16.0 * 2.0**-52  # relative rounding error of a q that is a softmax
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def exact_bias(
           accepted draws, and q by qn. If K = 0, p' = 1 on t.
         - ``candidate``: the label's logit is corrected too, S = e_t / (m q_t) + sum of
           e_j / (m q_j); t may be drawn and then counts as a negative as well.
-        - ``candidate_masked``: the same without the draws of t.
+        - ``candidate_masked``: as ``candidate``, but draws of t have weight 0.
         - ``importance``: S = sum of e_j / (m q_j), with no term for the label.
         - ``poisson``: class j is included with probability q_j, S = e_t + sum of e_j / q_j.
         - ``jackknife``, ``jackknife_masked``: m L'_m - (m - 1) times the mean of L'_{m-1} over the
@@ -276,8 +276,8 @@ def exact_bias_of(
 ) -> ExactBias:
     """Return the exact bias of checked inputs.
 
-    `corrections` (B, n) are the divisors of the draws; None for the proposal of `inputs`. The
-    examples are computed by `executor` if there is one.
+    `corrections` (B, n) are the divisors of the draws; by default, they are the proposal of
+    `inputs`. The examples are computed by `executor` if there is one.
     """
     if executor is None:
         return ExactBias(*inputs.columns(_example_biases((inputs, corrections))))
@@ -420,7 +420,7 @@ def lost_digits(result: ExactBias, inputs: Inputs, first: int = 0) -> str | None
         return None
     rows = list(inputs.rows())
 
-    for row in map(int, imprecise):  # no warning if q is the softmax: the bias is rounding
+    for row in map(int, imprecise):  # if q is the softmax, the whole bias is rounding: no warning
         if not (error.flat[row] < _MAX_SOFTMAX_ROUNDING and _is_softmax(*rows[row], inputs.scheme)):
             break
     else:

@@ -28,7 +28,7 @@ from samplesoft._validation import (
 from samplesoft.schemes import SCHEMES, Scheme, as_scheme, certain_schemes
 
 MIN_Q = float(np.finfo(np.float64).tiny)  # smallest normal float64: smaller values lack digits
-_MIN_TASKS = 16  # for each call, so that up to 16 workers are busy
+_MIN_TASKS = 16  # smallest number of tasks of a call, so that up to 16 workers are busy
 _MAX_CHUNK_EXAMPLES = 32
 _MAX_CHUNK_LOGITS = 1 << 17
 
@@ -158,7 +158,7 @@ def _find_scheme(
 
 
 def _check_num_distinct(inputs: Inputs) -> None:
-    """Raise ValueError if an example has fewer classes than draws without replacement."""
+    """Raise ValueError if an example has fewer classes that can be drawn than draws."""
     for row, (_, label, q) in enumerate(inputs.rows()):
         available = int((q > 0.0).sum()) - (inputs.scheme.excludes_label and bool(q[label] > 0.0))
         if inputs.num_sampled > available:
@@ -170,7 +170,7 @@ def _check_num_distinct(inputs: Inputs) -> None:
 
 
 def check_correction(value: ArrayLike, inputs: Inputs) -> FloatArray:
-    """Check the divisors `value` of draws; return them as (1, n) or (B, n).
+    """Check `value`, the divisors of the draws; return them as an array (1, n) or (B, n).
 
     A divisor must be above 0 for every class that can be drawn, and for a label that is corrected.
     """
@@ -235,7 +235,7 @@ def probs_of(
     if not excludes_label or n == 1 or getattr(q, "num_classes", n) != n:
         return to_host(q.probs(h))
 
-    # one context may be for all examples; for a wrong number of contexts, the caller raises
+    # a single context is used for all examples; the caller raises if their number is wrong
     if h is not None:
         h = np.atleast_2d(to_host(h))
         if len(h) not in (1, len(labels)):
@@ -388,7 +388,7 @@ def check_certain(value: Any, q: Any, num_classes: int, scheme: Scheme) -> IntAr
 
 
 def require_none_certain(name: str, q: Any) -> None:
-    """Raise ValueError for a sampler with always-included classes."""
+    """Raise ValueError if `q` is a sampler with always-included classes."""
     if getattr(q, "certain", None) is not None:
         raise ValueError(
             f"`{name}` must have no certain classes here, got a {type(q).__name__}; "

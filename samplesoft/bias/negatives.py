@@ -34,7 +34,7 @@ class Negatives:
     log_p: FloatArray
     log_qn: FloatArray
     log_ratio: FloatArray  # log(r_j / Z_t); the mean of r_j / Z_t under qn is 1
-    log_deviation: FloatArray  # log|r_j / Z_t - 1|, which has the sign of `log_ratio`
+    log_deviation: FloatArray  # log|r_j / Z_t - 1|; `log_ratio` has the sign of r_j / Z_t - 1
 
     # log of sum_j qn_j (r_j / Z_t - 1)^2 = Var(r) / Z_t^2; -inf if qn is the softmax
     log_chi2: float
@@ -108,7 +108,10 @@ class NegativeSums(NamedTuple):
 
     @property
     def masked_hit_logs(self) -> FloatArray:
-        """The four logs of masked accidental hits as a class, (4, 1); (4, 0) without such hits."""
+        """The four logs of masked accidental hits, as one class (4, 1); (4, 0) without such hits.
+
+        The logs are those of `compute_logs`.
+        """
         if not self.q_masked:
             return np.empty((4, 0))
         log_q = math.log(self.q_masked) - math.log(self.q_sum)
@@ -158,7 +161,7 @@ def make_negatives(
 
 
 def log_sum_exp(x: FloatArray) -> float:
-    """Return ``log(sum(exp(x)))`` of `x` (k,), which is -inf if all entries are."""
+    """Return ``log(sum(exp(x)))`` for `x` (k,); it is -inf if all entries are -inf."""
     largest = float(x.max())
     if not math.isfinite(largest):
         return largest

@@ -34,15 +34,15 @@ from samplesoft.bias.inputs import (
 from samplesoft.bias.negatives import Negatives, log_sum_exp, make_negatives
 from samplesoft.bias.numerics.summation import EPS, log_softmax
 
-COSINE_TOLERANCE = 1e-4  # normalised float32 vectors have norms of 1 up to about 1e-4
+COSINE_TOLERANCE = 1e-4  # largest excess of a cosine over 1: norms in float32 are inexact
 TINY = float(np.finfo(np.float64).tiny)
 
 # A value counts as outside a bound only if it exceeds the bound by this fraction of the bound,
 # which is far above rounding errors, and far below relevant violations.
 _RELATIVE_TOLERANCE = 1e-9
 
-# largest error of the logs of ratios for which bounds are computed; very large logits have a larger
-# error, and then the bounds are infinite
+# largest error of the log ratios for which bounds are computed; beyond it (for very large logits),
+# the bounds are infinite
 _MAX_LOG_ROUNDING = 1e-3
 
 Scalar = Any  # a float for one example, an ndarray (B,) for a batch
@@ -78,7 +78,7 @@ class Theorem1Terms(NamedTuple):
     negative_probs: FloatArray
 
     # for the corrected theorem
-    variance: Scalar  # V, the variance of r under q, the factor of g
+    variance: Scalar  # V, the variance of r under q; the leading term is V g / m
     variance_above: Scalar  # V, rounded up
     label_part: Scalar  # p_t V
     root: Scalar  # sqrt(V sum_j p_j^2 / q_j)
@@ -291,7 +291,7 @@ def _corrected_terms(negatives: Negatives) -> dict[str, Scalar]:
     with np.errstate(all="ignore"):
         probs = np.exp(log_p)
 
-        # a single class is drawn, or the ratios are not accurate enough for bounds
+        # the bounds are 0 if only one class can be drawn, and infinite if the ratios are inaccurate
         if len(log_p) == 1 or unit > _MAX_LOG_ROUNDING:
             bound = 0.0 if len(log_p) == 1 else np.inf
             return dict.fromkeys(Theorem1Terms._fields[-7:], np.float64(bound))
@@ -520,7 +520,9 @@ def theorem1_corrected(
 
 @dataclass(frozen=True)
 class Theorem2Ratio:
-    """Eq. 20 of Theorem 2 for each negative class: the ratio, both centers, the smallest gamma.
+    """The ratio that eq. 20 of Theorem 2 bounds, the centers of the bounds, and the smallest gamma.
+
+    Eq. 20 states bounds ``1 - 2 gamma`` and ``1 + 4 gamma`` on the ratio, in units of its center.
 
     Attributes
     ----------
@@ -776,7 +778,9 @@ def theorem2_corrected(
     with np.errstate(over="ignore", under="ignore"):
         log_kernel = nu * (x - 1.0)
         kernel = np.exp(log_kernel)
-        twice_variance = np.expm1(2.0 * log_kernel) ** 2  # (1 - K^2)^2 of a cosine
+
+        # the variance of the cosine at one random frequency is (1 - K^2)^2 / 2
+        twice_variance = np.expm1(2.0 * log_kernel) ** 2
         spread = twice_variance + 2.0 / 3.0 * (1.0 + kernel) * gamma * kernel
         probabilities = 2.0 * np.exp(-num_frequencies * (gamma * kernel) ** 2 / spread)
 

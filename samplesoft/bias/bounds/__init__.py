@@ -4,7 +4,7 @@ Section 14 of ``samplesoft/bias/README.md`` proves the bounds. Read the modules 
 
 - `finite`: the public function, and the bounds of one example.
 - `classes`: the bounds of each class, before the constraint that the bias sums to 0.
-- `gaps`: bounds on the gap E[1/S] - 1/E[S], with S the sampled sum.
+- `gaps`: bounds on the gap E[1/S] - 1/E[S], where S is the sampled sum.
 - `num_sampled`: the search for a number of draws.
 - `chunks`: the bounds for classes in chunks, section 23 of the README.
 """

@@ -1,6 +1,7 @@
 """Bounds on the bias for classes in chunks: two more passes over the classes.
 
-`samplesoft.bias.chunks.passes` explains passes; its first three come before these two.
+A pass adds up sums over all classes, chunk by chunk. The three passes of
+`samplesoft.bias.chunks.passes` come before these two.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from samplesoft.bias.negatives import NegativeSums
 
 
 class SpreadSums(Pass):
-    """The fourth pass, after the three of `BiasSums`: variance and range of the ratios."""
+    """The fourth pass, after the three of `BiasSums`: variance and range of the ratios r."""
 
     stage = "bounds"
 
@@ -34,9 +35,9 @@ class SpreadSums(Pass):
 
     @classmethod
     def after(cls, results: PassResults) -> Any:
-        """Return this pass, or the bounds themselves if they are trivial.
+        """Return this pass; or, if all classes have the same trivial bounds, these bounds.
 
-        `results` are the results of the first three passes; see `trivial_bounds`.
+        `results` are the results of the first three passes. See `trivial_bounds`.
         """
         trivial = trivial_bounds(negative_sums(results.draws), 1)
         return cls(results) if trivial is None else _TrivialBounds(*trivial)
@@ -129,7 +130,7 @@ def _logs_of_chunk(
 
 
 class _ChunkBounds(NamedTuple):
-    """Bounds that are evaluated chunk by chunk."""
+    """The result of the last pass: bounds on the bias, which are evaluated chunk by chunk."""
 
     bound_sums: BoundSums
 

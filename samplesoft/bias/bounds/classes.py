@@ -15,14 +15,16 @@ from samplesoft.bias.with_replacement.draws import Draws
 TINY = float(np.finfo(np.float64).tiny)
 _LOGS_PER_BOUND = 8.0  # largest number of rounded logs that add up in a bound
 
-# with a larger error of the logs (from logits that differ by 1e12), ratios have no correct digit
+# largest error of the logs for which bounds are computed; beyond it, for logits that differ by about
+# 1e12, the bounds are -1 and 1
 _MAX_LOG_ROUNDING = 1e-3
 
 
 def trivial_bounds(sums: NegativeSums, num_classes: int) -> tuple[FloatArray, FloatArray] | None:
     """Return lower and upper bounds, both (num_classes,), if they are trivial; otherwise None.
 
-    The bounds are 0 if there is a single negative, and -1 and 1 if the logs have no correct digits.
+    The bounds are 0 if every draw has the same outcome, for example a single negative, and -1 and 1
+    if the logs are too inaccurate.
     """
     if sums.num_classes - 1 + (sums.q_masked > 0.0) == 1:
         return np.zeros(num_classes), np.zeros(num_classes)
@@ -34,7 +36,7 @@ def trivial_bounds(sums: NegativeSums, num_classes: int) -> tuple[FloatArray, Fl
 class ClassBounds:
     """Bounds on the bias of each class of one example.
 
-    `tighten_by_zero_sum` later tightens them by the constraint that the bias sums to 0.
+    They do not use that the bias sums to 0; `tighten_by_zero_sum` does so later.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class ClassBounds:
         self._slack = _LOGS_PER_BOUND * sums.log_error_bound
         self._gaps = GapBounds(draws, sums, spread, self._slack, transform)
 
-        # logs of the lower and the upper bound on the gap for the label
+        # logs of the lower and the upper bound on the gap E[1/S] - 1/E[S] of the label
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             self._label_gaps = self._gaps.log_bounds(self._m, np.array([sums.log_a]), np.zeros(1))
 
@@ -101,7 +103,7 @@ class ClassBounds:
 
 
 class EndTotals:
-    """Mergeable sums of the bounds over all classes."""
+    """Sums of the bounds over all classes, which can be merged."""
 
     def __init__(self) -> None:
         # sums of the lower bounds, of the upper bounds, and of max(|lower|, |upper|)

@@ -49,7 +49,7 @@ from samplesoft.bias.without_replacement.terms import equidistant_node, make_wei
 from samplesoft.schemes import Scheme, as_scheme
 
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
-_SET_TRUNCATION = 1e-16  # absolute error of E[p'], because the nodes in u end
+_SET_TRUNCATION = 1e-16  # absolute error of E[p'] from the terms beyond the last node in u
 _SET_EXPONENT_ROUNDING = 64.0 * EPS  # relative rounding error of an exponent summed over classes
 
 
@@ -154,9 +154,10 @@ def finite_sample_bounds(
       bias sums to 0.
 
     For draws without replacement, schemes such as ``distinct``, ``E[p']`` itself is bounded. The
-    rule in u has the same error. The rule in the time t of the clocks has a proved relative error
-    for each set, and cuts off times at which rings are rare. The widths add up to about 1e-9, and
-    the cost is three times that of `samplesoft.exact_bias`.
+    trapezoid rule in u has the same error. The probability of a set is an integral over the time t
+    of a race of exponential clocks. The rule in t has a proved relative error for each set, and
+    leaves out times at which clocks rarely ring. The widths add up to about 1e-9, and the cost is
+    three times that of `samplesoft.exact_bias`.
 
     The widths of the intervals come from rounding errors. For 150 problems with long tails, and 3,
     25 and 75 draws for each unit of ``E[r^2] / Z^2``, the widths added up to at most 1e-8 of the L1
@@ -190,9 +191,9 @@ def finite_sample_bounds(
 
     Notes
     -----
-    Sections 14 and 22 of ``samplesoft/bias/README.md`` prove them, and a weaker theorem in closed
-    form: in units where Z is 1, with V the variance of r, ``xi = E[(r - Z_t)^3] / V`` and any d
-    between 0 and 1,
+    Sections 14 and 22 of ``samplesoft/bias/README.md`` prove the bounds, and a weaker theorem in
+    closed form: in units where Z is 1, with V the variance of r, ``xi = E[(r - Z_t)^3] / V`` and
+    any d between 0 and 1,
     ``a V / (m + xi - V) <= bias_t <= a V / ((1 - d) (m + V / d)) + exp(-m d^2 / (2 rho))``.
 
     The bounds hold in floating point: each is moved outwards by a relative
@@ -245,7 +246,7 @@ def finite_sample_bounds_of(inputs: Inputs) -> FiniteSampleBounds:
 
 
 def require_bounds(scheme: Scheme) -> None:
-    """Raise ValueError for a scheme without bounds and asymptotic limit."""
+    """Raise ValueError for a scheme for which no bounds and no asymptotic limit are known."""
     if scheme.jackknife or not scheme.sum_is_label_plus_mean:
         raise ValueError(
             "`scheme` must be one whose sum is e_t plus a mean over m draws, for bounds and limits "
@@ -255,13 +256,13 @@ def require_bounds(scheme: Scheme) -> None:
 
 
 def _require_set_or_bounds(scheme: Scheme) -> None:
-    """Raise ValueError for a scheme without bounds; draws without replacement have them."""
+    """Raise ValueError for a scheme without bounds; schemes without replacement have bounds."""
     if not scheme.distinct:
         require_bounds(scheme)
 
 
 def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
-    """Return the lower and upper bounds, both (n,), of one example, for draws with replacement."""
+    """Return lower and upper bounds, both (n,), on the bias of one example with replacement."""
     sums = negative_sums(draws)
     trivial = trivial_bounds(sums, len(draws.q))
     if trivial is not None:
@@ -285,11 +286,12 @@ def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
 
 
 def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArray]:
-    """Return the lower and upper bounds, both (n,), of one example, without replacement.
+    """Return lower and upper bounds, both (n,), on the bias of one example without replacement.
 
-    They are E[p'] - p, minus and plus the error of E[p']. It has three sources: the probability
-    that the nodes in t leave out; the relative error of all terms; and the relative error of each
-    divisor, an inclusion probability pi_k, which changes p' for all sets that contain k.
+    They are E[p'] - p, minus and plus the error of E[p']. The error has three sources: the
+    probability of the times t beyond the nodes; the relative error of all terms; and the relative
+    error of each divisor, an inclusion probability pi_k, which changes p' for all sets that
+    contain k.
     """
     logits, label, _ = example
     race, drawn = set_distribution(example, inputs.num_sampled, inputs.scheme)

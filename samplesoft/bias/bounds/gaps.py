@@ -21,12 +21,13 @@ from samplesoft.bias.with_replacement.nodes import evaluate_nodes
 from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels.exponential import exp64
 
-_MAX_LOG_ROUNDING = 1e-9  # with a larger error of log r, the transform of r is useless
+_MAX_LOG_ROUNDING = 1e-9  # largest error of log r for which the Laplace transform of r is used
 _LOG_STEP = 0.2  # in log v, of the trapezoid rule
 _FIRST_LOG_RATE = -14.0  # log(m v mean) at the first node
 _BASES_PER_CHUNK = 1 << 14
 
-# relative error of the Laplace transform and of sums; by panels, exp(-v r) has an error of 2e-15
+# bound on the relative error of the Laplace transform and of sums; exp(-v r), interpolated within
+# panels of log r, contributes 2e-15
 TRANSFORM_ROUNDING = 1e-12
 
 _MAX_DIGIT_LOSS = 1e8  # nodes at which the transform loses more than 8 digits are not used
@@ -37,7 +38,8 @@ _UNDERFLOW_EXPONENT = 745.0  # exp(-745) is nearly the smallest positive float64
 class RatioRange:
     """The variance and the range of the ratios r of the negatives, as sums that can be merged.
 
-    Z_t is the sum of the negatives' softmax probabilities, the mean of r under the proposal qn.
+    Z_t is the sum of the softmax probabilities of the negatives, which is the mean of r under the
+    proposal qn.
     """
 
     def __init__(self) -> None:
@@ -67,9 +69,9 @@ class RatioRange:
 class GapBounds:
     """Bounds on ``E[1/S] - 1/E[S]`` of one example, for any number of draws and any base of S.
 
-    S is the base plus the sum of r / m over the draws. There are two kinds of bounds: from the
-    variance and range of r, and, if `transform` is not None, from the Laplace transform of r. The
-    closer bound is used. `slack` bounds the relative error of each value in the bounds.
+    S is the base plus the sum of r / m over the draws. There are two kinds of bounds: by the
+    variance and range of r, and, if `transform` is not None, by the Laplace transform of r. The
+    closer one is used. `slack` bounds the relative error of each value in the bounds.
     """
 
     def __init__(

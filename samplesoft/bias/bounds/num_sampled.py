@@ -89,7 +89,7 @@ def num_sampled_for(
     >>> [bool(abs(samplesoft.exact_bias(logits, 0, q, m).bias).sum() <= 0.001) for m in (324, 325)]
     [False, True]
     """
-    # two draws are valid for every scheme, so that the only possible error is an unsupported one
+    # the number of draws is not used; 2 is valid for every scheme
     inputs = check_inputs(logits, labels, q, 2, scheme, h, require=require_bounds)
     target = as_positive("bias", bias)
     rows = [_exact_and_guaranteed(row, inputs.scheme, target) for row in inputs.rows()]
@@ -97,7 +97,7 @@ def num_sampled_for(
 
 
 def _exact_and_guaranteed(example: Example, scheme: Scheme, target: float) -> tuple[int, int]:
-    """Return the smallest number of draws of one example by the exact bias, and by its bounds."""
+    """Return the smallest number of draws for one example, by the exact bias and by its bounds."""
 
     def exact_norm(m: int) -> float:
         return float(np.abs(with_replacement_bias(*example, m, scheme).bias).sum())
