@@ -122,7 +122,7 @@ def _example_limit(logits: FloatArray, label: int, q: FloatArray, scheme: Scheme
 
 @dataclass(frozen=True)
 class SelfNormalizedTerms:
-    """Terms of the theory of self-normalised importance sampling for a given number of draws.
+    """Leading bias, bounds and effective sample size, by self-normalised importance sampling.
 
     Attributes
     ----------
@@ -152,7 +152,7 @@ def self_normalized_terms(
     scheme: str = "negatives",
     h: ArrayLike | None = None,
 ) -> SelfNormalizedTerms:
-    """Return the classical terms of self-normalised importance sampling for sampled softmax.
+    """Return leading bias, bounds and effective sample size, by importance-sampling theory.
 
     Plain self-normalised importance sampling (scheme ``importance``) draws all classes, and divides
     a mean of ``w phi(s)`` by a mean of w. Sampled softmax always includes the label: its sum is

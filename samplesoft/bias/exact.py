@@ -45,13 +45,13 @@ from samplesoft.bias.without_replacement.set_bias import set_bias
 from samplesoft.schemes import SCHEMES, Scheme
 
 _MAX_LOG_QUOTIENT = 700.0  # largest |log| of a quotient that neither overflows nor underflows
-_MAX_SOFTMAX_ROUNDING = 1e-8  # largest error without a warning if the bias is all rounding
+_MAX_SOFTMAX_ROUNDING = 1e-8  # largest error without a warning if q is the softmax, with bias 0
 SOFTMAX_ROUNDING = 16.0 * 2.0**-52  # relative rounding error of a q that is a softmax
 
 
 @dataclass(frozen=True)
 class ExactBias:
-    """The exact expectation of sampled softmax, compared with the full softmax.
+    """The exact bias of sampled softmax and of its loss, and the full softmax.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class ExactBias:
         return self.probs + self.bias
 
     def gradient_bias(self, jacobian: ArrayLike) -> FloatArray:
-        """Return the bias of the gradient with respect to other parameters.
+        """Return the bias of the gradient in any parameters, given the Jacobian of the logits.
 
         Parameters
         ----------
@@ -352,7 +352,7 @@ def _bias_with_correction(correction: FloatArray, example: Example, inputs: Inpu
     if abs(gain) < 0.5:
         bias = (change - probs * gain) / (1.0 + gain)
         log_gain = math.log1p(gain)
-        # p = exp(log p) has a relative error of |log p| roundings
+        # p = exp(log p) has a relative error of about |log p| EPS
         sizes = np.abs(change) * (2.0 - np.maximum(log_probs, -LARGEST_EXPONENT))
         rounding = 2.0 * float(sizes.sum()) / (1.0 + gain)
     else:  # the softmaxes are far apart, and their difference loses no digits

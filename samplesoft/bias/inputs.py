@@ -405,7 +405,7 @@ class MergedExample(NamedTuple):
     """
 
     logits: FloatArray  # of the merged class, followed by the remaining classes
-    label: int  # 0
+    label: int  # always 0
     q: FloatArray  # of the merged class, followed by the remaining classes
     members: IntArray  # original indices of the merged classes, the label last
     remaining: IntArray  # original indices of the remaining classes
@@ -429,7 +429,7 @@ class MergedExample(NamedTuple):
         """
         members = vectors[self.members]
 
-        # the mean is taken relative to the label's vector, which the caller may have made 0
+        # average differences from the label's vector; they are exact if the caller has made it 0
         mean = members[-1] + self.fractions @ (members - members[-1])
         return np.concatenate([mean[None], vectors[self.remaining]])
 

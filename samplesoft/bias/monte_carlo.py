@@ -72,7 +72,7 @@ class Simulation(NamedTuple):
     loss_bias: float
     loss_stderr: float
     projection_bias: FloatArray  # (P,) bias of ``p' @ projection``
-    projection_stderr: FloatArray  # (P,)
+    projection_stderr: FloatArray  # (P,) standard error of `projection_bias`
 
 
 def monte_carlo_bias(
@@ -514,7 +514,7 @@ def _draw_trial(
         word = mix64(key, position + np.uint64(i + 1))
         j = alias_draw(word, plan.thresholds, plan.alias)
 
-        # no branch on whether j is new, because it would often be mispredicted
+        # write j even if it is not new: a branch would often be mispredicted
         ids[size] = j
         size += seen[j] == 0
         seen[j] += 1
@@ -523,7 +523,7 @@ def _draw_trial(
         counts[k] = min(seen[ids[k]], 1) if len(plan.num_draws_cdf) > 0 else seen[ids[k]]
         seen[ids[k]] = 0
 
-    # the label was inserted, not drawn
+    # the label was inserted once without a draw
     counts[0] -= 1
     return size
 

@@ -17,7 +17,7 @@ E. Draws without replacement, as a race of exponential clocks.
 
 Equations (B..) are in ``README.md`` in this folder. About 11 decimals are right, if the ratios
 exp(logits) / q are within a factor of 1e10 of each other. `samplesoft.exact_bias` has full
-precision. (`samplesoft.check_loss` uses `mixture`: its faulty losses are not registered schemes.)
+precision. (`samplesoft.check_loss` uses `mixture`, for losses that are not registered schemes.)
 """
 
 import math
@@ -199,7 +199,7 @@ def set_probabilities(q, m):
     q = np.asarray(q, dtype=float)
     t = np.exp(np.arange(-34.0 - math.log(q.max()), math.log(800.0 / q.min()), STEP))
     rung = -np.expm1(-np.outer(t, q))
-    t_last = q * np.exp(-np.outer(t, q))  # densities of a ring at t
+    t_last = q * np.exp(-np.outer(t, q))  # densities of the time at which each clock rings
 
     for chosen in combinations(range(len(q)), m):
         late = np.exp(-t * (np.sum(q) - np.sum(q[list(chosen)])))

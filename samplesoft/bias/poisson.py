@@ -69,7 +69,7 @@ from samplesoft.kernels.sort_ids import count_below
 _CLASSES_PER_CHUNK = 1 << 13
 _ATOMS_PER_CHUNK = 2048
 _ATOMS_PER_BLOCK = 512
-_MIN_TERMS_PER_THREAD = 1 << 13  # nodes times atoms
+_MIN_TERMS_PER_THREAD = 1 << 13  # a term is one atom at one node
 
 # limits of the cells; classes beyond them are separate atoms
 _MAX_CELL_DECAY = np.log(2.0)  # largest l, which is that of pi = 1/2
@@ -404,7 +404,8 @@ def _classes_at_cell_nodes(
     num_classes = len(cells.cell_ids) if cells.num_cells else 0
     moments = class_moments(weighted_classes, num_classes, shape[:2])
 
-    # spread classes over nodes: multiply by the transpose of interpolation, in log w and in l
+    # spread classes over nodes: multiply by the transposed matrices of the interpolation in l and
+    # in log w
     weights = panels.coefficient_matrix(degree) @ moments @ panels.coefficient_matrix().T
 
     pi = -np.expm1(-cells.max_decay * panels.node_positions(degree))[:, None]

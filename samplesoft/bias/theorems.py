@@ -89,11 +89,11 @@ class Theorem1Terms(NamedTuple):
     def bounds(
         self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the printed bounds LB and UB on the gradient's bias in P parameters.
+        """Return the bounds LB and UB, as printed in the paper, on a gradient's bias.
 
-        Both are (P,) or (B, P). `g` is ``sum_j p_j d o_j`` over the negatives; it is
-        `negative_probs` if the parameters are the logits. `grad_bound` is M, at least as large as
-        the magnitude of every coordinate of every ``d o_i``.
+        Both are (P,) or (B, P) for P parameters. `g` is ``sum_j p_j d o_j`` over the negatives; it
+        is `negative_probs` if the parameters are the logits. `grad_bound` is M, at least as large
+        as the magnitude of every coordinate of every ``d o_i``.
         """
         m = as_count("num_sampled", num_sampled)
         weights, bound, unit = _divide_by_power_of_two(g, grad_bound, np.shape(self.ub1))
@@ -254,7 +254,7 @@ def theorem1_terms_of(inputs: Inputs) -> Theorem1Terms:
 
 
 def _terms_of_negatives(negatives: Negatives) -> Theorem1Terms:
-    """Return the terms of Theorem 1 of one example, printed and corrected."""
+    """Return the terms of Theorem 1 of one example, both as printed and corrected."""
     log_zt = negatives.log_zt
     log_ratio = negatives.log_ratio
     log_p = negatives.log_p
@@ -335,7 +335,7 @@ def theorem1_bounds(
     *,
     h: ArrayLike | None = None,
 ) -> Theorem1Bounds:
-    """Return the printed bounds of Theorem 1 on the bias of a gradient.
+    """Return the bounds of Theorem 1 on the bias of a gradient, as printed in the paper.
 
     The o(1/m) terms of eqs. 10 and 11 are unknown, and are left out. So the bounds are of leading
     order only. They are for comparison, and are not guaranteed: the bias can lie outside them, even
@@ -451,7 +451,7 @@ def theorem1_corrected(
     *,
     h: ArrayLike | None = None,
 ) -> Theorem1Bounds:
-    """Bound the bias of a gradient in the terms of Theorem 1, where the printed bounds fail.
+    """Bound the bias of a gradient by a corrected Theorem 1; the bounds in the paper can fail.
 
     The corrected bounds hold for every number m of draws and all signs of g. In the notation of the
     paper, with ``V = sum_j e^{2 o_j} / q_j - Z_t^2`` and ``c_j = e^{o_j} / q_j - Z_t``, the
@@ -679,7 +679,7 @@ def _check_cosine(cosine: ArrayLike, labels: int) -> tuple[FloatArray, IntArray]
 
 @dataclass(frozen=True)
 class Theorem2Corrected:
-    """Guarantees for random Fourier features that hold except with a small probability.
+    """Bounds on ratios and bias for random Fourier features, and the probability that they fail.
 
     Attributes
     ----------

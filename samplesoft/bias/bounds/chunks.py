@@ -58,7 +58,7 @@ class SpreadSums(Pass):
         return self
 
     def finish(self) -> BoundSums:
-        """Return the fifth pass."""
+        """Return the fifth pass, which sums bounds, for the ratios of this pass."""
         return BoundSums(self.results, self.spread.add(self.negatives.masked_hit_logs))
 
 
@@ -110,7 +110,7 @@ class BoundSums(Pass):
         return np.stack(tighten_by_zero_sum(lower, upper, self.ends, self.negatives.num_classes))
 
     def _loose_bounds(self, start: int, logits: Any, q: Any) -> tuple[FloatArray, FloatArray]:
-        """Return lower and upper bounds on the bias of a chunk, both (k,), not yet tightened."""
+        """Return lower and upper bounds on the bias of k classes, both (k,), not yet tightened."""
         columns, label = _logs_of_chunk(self.results, self.negatives, start, logits, q)
         return self.bounds.bounds_of_classes(label, columns)
 

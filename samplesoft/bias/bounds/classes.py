@@ -15,8 +15,8 @@ from samplesoft.bias.with_replacement.draws import Draws
 TINY = float(np.finfo(np.float64).tiny)
 _LOGS_PER_BOUND = 8.0  # largest number of rounded logs that add up in a bound
 
-# largest error of the logs for which bounds are computed; beyond it, for logits that differ by about
-# 1e12, the bounds are -1 and 1
+# largest error of the logs for which bounds are computed; beyond it (logits that differ by about
+# 1e12), the bounds are -1 and 1
 _MAX_LOG_ROUNDING = 1e-3
 
 
@@ -58,10 +58,11 @@ class ClassBounds:
     def bounds_of_classes(
         self, label: int | None, columns: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return lower and upper bounds for k negatives, with the label inserted at index `label`.
+        """Return lower and upper bounds on the bias of k negatives, and of the label at `label`.
 
-        Both are (k + 1,), or (k,) without the label if `label` is None. `columns` (4, k) are the
-        logs of `NegativeSums.compute_logs` for the negatives.
+        Both are (k + 1,), with the label inserted at index `label`; or (k,) without the label if
+        `label` is None. `columns` (4, k) are the logs of `NegativeSums.compute_logs` for the
+        negatives.
         """
         m = self._m
         slack = self._slack

@@ -162,7 +162,7 @@ def finite_sample_bounds(
     The widths of the intervals come from rounding errors. For 150 problems with long tails, and 3,
     25 and 75 draws for each unit of ``E[r^2] / Z^2``, the widths added up to at most 1e-8 of the L1
     norm of the bias; for the gradient in h, to 3e-8 of its norm. If logits differ by hundreds, the
-    bounds have fewer digits. From a range of about 700 on they are still true, but may be trivial.
+    bounds have fewer digits. If they differ by over 700, the bounds hold, but may be trivial.
     For logits ``[-d, d, 0, 3]``, label 0, uniform q and two draws, the widths are 4e-9 of the norm
     for d = 300, 0.02 of the norm for d = 700, and the whole norm for d = 1000. For d = 1000 and 100
     draws they are 1e8 times the norm. `samplesoft.exact_bias` is accurate in these cases.

@@ -22,8 +22,8 @@ from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels.exponential import exp64
 
 _MAX_LOG_ROUNDING = 1e-9  # largest error of log r for which the Laplace transform of r is used
-_LOG_STEP = 0.2  # in log v, of the trapezoid rule
-_FIRST_LOG_RATE = -14.0  # log(m v mean) at the first node
+_LOG_STEP = 0.2  # step in log v of the trapezoid rule
+_FIRST_LOG_RATE = -14.0  # log(m v E[r]) at the first node v
 _BASES_PER_CHUNK = 1 << 14
 
 # bound on the relative error of the Laplace transform and of sums; exp(-v r), interpolated within
@@ -101,10 +101,10 @@ class GapBounds:
     def log_bounds(
         self, num_draws: int, log_base: FloatArray, log_mu: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the logs of a lower and of an upper bound on the gap, both (k,), for k bases of S.
+        """Return the logs of lower and upper bounds on ``E[1/S] - 1/E[S]`` for k bases of S.
 
-        `num_draws` is the number of draws in S. `log_base` (k,) is the log of each base, and
-        `log_mu` (k,) the log of E[S].
+        Both are (k,). `num_draws` is the number of draws in S. `log_base` (k,) is the log of each
+        base, and `log_mu` (k,) the log of E[S].
         """
         # Var[S] / (E[S]^2 s), with s at the upper and the lower end of the range of S
         low, high = (
@@ -122,10 +122,10 @@ class GapBounds:
     def _bounds_by_transform(
         self, transform: TransformBounds, num_draws: int, base: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return a lower and an upper bound on the gap, both (k,), for k bases of S, eq. (B79).
+        """Return lower and upper bounds on ``E[1/S] - 1/E[S]`` for k bases of S, eq. (B79).
 
-        ``1/S`` is the integral of ``exp(-u S)`` over u. The trapezoid rule in log u computes it
-        with a relative error that has a proved bound, for every distribution of S.
+        Both are (k,). ``1/S`` is the integral of ``exp(-u S)`` over u. The trapezoid rule in log u
+        computes it with a relative error that has a proved bound, for every distribution of S.
         """
         m = self._m
         slack = self._slack
@@ -179,7 +179,7 @@ def log_fraction(num_draws: int, m: int) -> float:
 
 
 def _sum_before_first_node(u: float, step: float, variance: float) -> float:
-    """Return an upper bound on the sum of the terms of all nodes before the first one, `u`.
+    """Return an upper bound on the sum of the terms that are left out before the first node `u`.
 
     `variance` is the variance of S.
     """

@@ -17,7 +17,7 @@ from samplesoft.bias.with_replacement.draws import make_draws
 from samplesoft.bias.with_replacement.integral import with_replacement_bias
 from samplesoft.schemes import Scheme
 
-_MIN_NORM = 1e-300  # smaller norms are replaced, so that their log is finite
+_MIN_NORM = 1e-300  # replaces smaller norms, so that their log is finite
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _integrate_over_u(
     label_vector: FloatArray,
     largest: float,
 ) -> _ExpectedSquares:
-    """Integrate over u; return the expected squares for N drawn classes.
+    """Return the expected squares for N classes that can be drawn, as integrals over u.
 
     `vectors` (N, d + 2) have the three groups of columns of `_ExpectedSquares`. `terms` are the
     terms of the N classes, followed by the label's fixed term. `label_vector` (d + 2,) is the row
@@ -239,7 +239,7 @@ def _write_class_terms(
             v = hit_prob[j] * y[k]
             inverse = 1.0 / (u * u + v * v)
 
-            # phi, and phi (1 - phi)
+            # phi = a + i b, and phi (1 - phi) = c + i d
             a = hit_prob[j] * (x[k] * u + y[k] * v) * inverse
             b = hit_prob[j] * (y[k] * u - x[k] * v) * inverse
             inverse_miss = miss_prob[j] * inverse

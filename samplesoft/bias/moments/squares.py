@@ -14,7 +14,7 @@ from samplesoft._jit import chunks, thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.numerics.quadrature import change_by_half_of_nodes
 
-_TERMS_PER_CHUNK = 1 << 20  # nodes times classes
+_TERMS_PER_CHUNK = 1 << 20  # number of nodes times the number of classes of a chunk
 LARGEST_LOG = 150.0 * np.log(10.0)  # exp(2 * LARGEST_LOG) is finite
 MIN_SQUARE = 1e-290  # smaller squares are near the subnormal numbers, which lack digits
 

@@ -113,7 +113,7 @@ def estimate_sum_error(
 class ExampleBias(NamedTuple):
     """The exact bias of one example."""
 
-    bias: FloatArray  # (n,)
+    bias: FloatArray  # (n,) E[p'] - p
     probs: FloatArray  # (n,) the softmax
     loss_bias: float  # E[L'] - L, in nats
     error: float  # estimated L1 error of the bias
