@@ -142,9 +142,10 @@ class Theorem1Terms(NamedTuple):
     def corrected_bounds(
         self, g: ArrayLike, grad_bound: Scalar, num_sampled: int
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the corrected lower and upper bounds, each (P,) or (B, P), eqs. (B51) and (B52).
+        """Return the corrected bounds on a gradient's bias, eqs. (B51) and (B52).
 
-        The arguments are those of `bounds`.
+        They are a lower and an upper bound, each (P,) or (B, P). The arguments are those of
+        `bounds`.
         """
         weights, bound, unit = _divide_by_power_of_two(g, grad_bound, np.shape(self.variance))
         from_zero, from_leading, from_minus_leading = (
@@ -393,7 +394,7 @@ def theorem1_bounds(
 def _gradient_bounds(
     inputs: Inputs, jacobian: ArrayLike, corrected: bool = False
 ) -> Theorem1Bounds:
-    """Return the printed or the corrected bounds on the bias of a gradient, given its Jacobian."""
+    """Return the bounds on the bias of a gradient, by Theorem 1 as printed or as corrected."""
     terms = theorem1_terms_of(inputs)
     jac = check_jacobian(jacobian, terms.negative_probs.shape)
     largest = np.max(np.abs(jac), axis=(-2, -1))

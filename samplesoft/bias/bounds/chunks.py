@@ -58,7 +58,7 @@ class SpreadSums(Pass):
         return self
 
     def finish(self) -> BoundSums:
-        """Return the fifth pass, which sums bounds, for the ratios of this pass."""
+        """Return the fifth pass, which adds up the bounds."""
         return BoundSums(self.results, self.spread.add(self.negatives.masked_hit_logs))
 
 

@@ -262,7 +262,7 @@ def _require_set_or_bounds(scheme: Scheme) -> None:
 
 
 def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
-    """Return lower and upper bounds, both (n,), on the bias of one example with replacement."""
+    """Return lower and upper bounds (n,) on the bias of one example, for draws with replacement."""
     sums = negative_sums(draws)
     trivial = trivial_bounds(sums, len(draws.q))
     if trivial is not None:
@@ -286,7 +286,7 @@ def example_bounds(draws: Draws) -> tuple[FloatArray, FloatArray]:
 
 
 def _bounds_without_replacement(example: Example, inputs: Inputs) -> tuple[FloatArray, FloatArray]:
-    """Return lower and upper bounds, both (n,), on the bias of one example without replacement.
+    """Return lower and upper bounds (n,) on the bias of one example, for draws without replacement.
 
     They are E[p'] - p, minus and plus the error of E[p']. The error has three sources: the
     probability of the times t beyond the nodes; the relative error of all terms; and the relative
