@@ -31,7 +31,9 @@ from samplesoft.samplers.visits import group_runs_by_node
 
 Real = NDArray[Any]  # float32 or float64
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-53
-_MIN_PROB = 1e-60  # the product of five such probabilities is above 0
+# A branch probability up to this value is stored as a logarithm. A path has few branches, and the
+# product of five larger probabilities does not underflow.
+_MIN_PROB = 1e-60
 
 
 class CellTree(NamedTuple):
@@ -52,7 +54,7 @@ class CellTree(NamedTuple):
 class Contexts(NamedTuple):
     """Queries of a batch of contexts, and the effect of the class that each context excludes."""
 
-    queries: Real  # (B, 2 d): factors of means, then of variances
+    queries: Real  # (B, 2 d): factors of the means of a cell, then of its variances
     # (B, T + 1): the cells that contain the excluded class, from the top, and then the position of
     # the class in leaf order; negative if no class is excluded
     excluded_path: IntArray
@@ -131,7 +133,10 @@ def softmax_weights(logits: Real, weights: Real, row: int, num_logits: int) -> t
 
 @njit_inline
 def prefetch_leaf(rows: Real, child_ranges: IntArray, leaf: int) -> None:
-    """Prefetch the vectors of the classes in a leaf, because they are rarely in a cache."""
+    """Prefetch the vectors of the classes in `leaf`, which are rarely in a cache.
+
+    Nothing is done if `leaf` is negative.
+    """
     for j in range(child_ranges[leaf, 0], child_ranges[leaf, 1] if leaf >= 0 else 0):
         prefetch_row(rows, j)
 
@@ -165,7 +170,7 @@ def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) ->
             children = rows if is_leaf else moments
             compute_logits(children, log_sizes, is_leaf, start, stop, queries, b, -1, logits, row)
 
-            # the mass of the cell with the excluded class
+            # the mass of the cell, including the excluded class
             total_before, max_before = softmax_weights(logits, weights, row, stop - start)
 
             # the mass of the cell without the excluded class
@@ -194,7 +199,7 @@ def walk(
     level_offsets = tree.level_offsets
     for level in range(-1, len(level_offsets) - 1):
         start, stop = (-1, 0) if level < 0 else (level_offsets[level], level_offsets[level + 1])
-        # sorted by cell
+        # the visits are sorted by cell
         visits = group_runs_by_node(paths.cells, start, stop - start)
         step(tree, contexts, level, visits, targets[level + 1], paths, workspace)
 
@@ -264,7 +269,8 @@ def step(
             start = child_ranges[cell, 0]
             num_children = child_ranges[cell, 1] - child_ranges[cell, 0]
 
-            # a child that contains the excluded class, or is this class, keeps part of its mass
+            # a child that contains the excluded class loses the mass of this class; a child that
+            # is the excluded class loses all its mass
             index = excluded_path[b, level + 1] - start
             if 0 <= index < num_children and index % num_lanes() == lane():
                 logits[row, index] += log_remaining[b, level + 1]
@@ -303,7 +309,7 @@ def step(
                 prob = weights[row, child] / total if total > 0.0 else 0.0
                 log_prob = 0.0
                 if not prob > _MIN_PROB:
-                    # with total 0, the child is the excluded class, alone in its leaf
+                    # if the total is 0, the child is the excluded class, alone in its leaf
                     prob = 1.0
                     log_prob = -np.inf
                     if total > 0.0:
@@ -357,7 +363,7 @@ def update_moments(
             weight = 1.0 / (stop - start) if are_classes else sizes[j] / sizes[cell]
             for f in range(lane(), dim, num_lanes()):
                 difference = children[j, f] - mean[f]
-                # weighted before it is squared: the sum does not exceed the largest square
+                # each square is weighted first, so that the sum never exceeds the largest square
                 variance[f] += difference * (weight * difference)
             if not are_classes:
                 for f in range(lane(), dim, num_lanes()):

@@ -13,9 +13,9 @@ from samplesoft._validation import IntArray
 from samplesoft.samplers.base import Rows
 from samplesoft.samplers.k_means import k_means
 
-# max number of classes in a cell, relative to the mean of its siblings
+# max number of classes in a cell, relative to the mean over all cells of the same parent
 _MAX_SIZE_RATIO = 4
-# max number of leaves per top cell; with more, there is a level between them
+# max number of leaves per top cell; beyond it, there is a level between top cells and leaves
 _MAX_DIRECT_LEAVES = 32
 
 
@@ -55,10 +55,11 @@ def make_partition(
 
 
 def _child_count_functions(num_classes: int, leaf_size: int) -> list[Callable[[int], int]]:
-    """Return a function for each level, from the size of a cell to the number of its children.
+    """Return, for each level, a function that gives the number of children of a cell.
 
-    The size is a number of classes. The first function is for the root. The root of a large tree
-    has ``6 n**(1/3)`` children, whose masses are one matrix product for all contexts.
+    The argument of a function is the number of classes in the cell. The first function is for the
+    root. The root of a large tree has ``6 n**(1/3)`` children, whose masses are one matrix product
+    for all contexts.
     """
 
     def num_leaves(size: int) -> int:

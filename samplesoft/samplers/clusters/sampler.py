@@ -33,7 +33,7 @@ from samplesoft.samplers.clusters.partition import make_partition
 from samplesoft.samplers.k_means import require_finite_distances
 
 _ROOT_CELL = -1
-_MAX_THREAD_DRAWS = 1 << 20  # max number of draws in a thread's memory
+_MAX_THREAD_DRAWS = 1 << 20  # max number of draws that a thread processes together
 _MIN_CHUNK_CONTEXTS = 64  # min number of contexts that a thread processes together
 _VISITS_PER_BLOCK = 16  # number of visits that `step` processes together on the CPU
 _MIN_TASK_CELLS = 256  # min number of cells whose moments one task updates
@@ -59,12 +59,12 @@ class ClusterSampler(Sampler):
         Approximate number of classes in a leaf; a leaf has at most four times as many. Larger
         leaves reduce the bias and make a draw slower.
     progress : bool
-        Show progress on stderr while clustering: a bar if that is a terminal, else lines.
+        Show progress on stderr while clustering: a bar if stderr is a terminal, otherwise lines.
     rng : int, numpy.random.Generator or None
         Seed of the clustering.
     device : {"cpu", "cuda"}
         Device of the sampler and of all results, except `cells`. Classes are divided into cells on
-        the CPU in both cases.
+        the CPU for both devices.
 
     Raises
     ------
@@ -149,11 +149,12 @@ class ClusterSampler(Sampler):
         self.tau: float = as_tau(tau, unit_vectors=False)
         self.leaf_size = as_count("leaf_size", leaf_size)
 
-        # class vectors, a mean and a variance for each cell, and eight 8-byte values for each class
+        # memory of the class vectors, of a mean and a variance for each cell, and of eight 8-byte
+        # values for each class
         subject = f"cells of {self.num_classes:,} classes"
         num_bytes = rows.nbytes * (1.0 + 4.0 / self.leaf_size) + 64.0 * self.num_classes
         remedy = "use float32, larger leaves or fewer classes"
-        require_bytes(subject, rows.nbytes + num_bytes, remedy)  # host memory, for the clustering
+        require_bytes(subject, rows.nbytes + num_bytes, remedy)  # host memory for clustering
         require_bytes(subject, num_bytes, remedy, arrays.available_bytes())
 
         # the assignment of classes to cells stays in host memory for any device
@@ -167,9 +168,9 @@ class ClusterSampler(Sampler):
         return int(sum(array.nbytes for array in arrays))
 
     def cells(self) -> list[list[IntArray]]:
-        """Return a list for each level, from the top, of the classes (k,) in each of its cells.
+        """Return the cells of each level, from the top level to the leaves.
 
-        The last level holds the leaves.
+        The result has a list for each level. A cell is an array (k,) of its classes.
         """
         edges = [np.cumsum(self._sizes[a:b])[:-1] for a, b in pairwise(self._level_offsets)]
         return [np.split(self._order.astype(np.int64), level_edges) for level_edges in edges]
@@ -183,11 +184,12 @@ class ClusterSampler(Sampler):
 
     @property
     def staleness(self) -> float:
-        """Mean squared distance of classes to the mean of their leaf, divided by its initial value.
+        """Mean squared distance of classes to the mean of their leaf, relative to new cells.
 
-        The staleness of new cells is 1. The bias of the loss grows faster than the staleness: a few
-        classes that have moved far can make the bias ten times larger at a staleness of 1.4. Call
-        `cluster` if the staleness is above 1.2. In training from random vectors, all classes move
+        The distance is divided by its value when the cells were made, so that new cells have
+        staleness 1. The bias of the loss grows faster than the staleness: a few classes that have
+        moved far can make the bias ten times larger at a staleness of 1.4. Call `cluster` if the
+        staleness is above 1.2. In training from random vectors, all classes move
         together, and the staleness falls although new cells would be far better. In that case call
         `cluster` once an epoch, whatever the staleness.
         """
@@ -203,7 +205,7 @@ class ClusterSampler(Sampler):
         Parameters
         ----------
         progress : bool
-            Show progress on stderr: a bar if that is a terminal, else lines.
+            Show progress on stderr: a bar if stderr is a terminal, otherwise lines.
         """
         self._make_cells(to_host(self.class_embeddings()), as_flag("progress", progress))
 
@@ -218,7 +220,8 @@ class ClusterSampler(Sampler):
     def _initialise_cells(self, rows: Rows, progress: bool = False) -> None:
         """Make cells for the class vectors (n, d), and reset the count of updates."""
         self._num_updated = 0  # vectors updated so far
-        self._next_clustering = self.num_classes  # value of `_num_updated` for the next clustering
+        # value of `_num_updated` at which classes are clustered again
+        self._next_clustering = self.num_classes
         self._make_cells(to_host(rows), progress)
 
     def _make_cells(self, rows: Rows, progress: bool = False) -> None:
@@ -277,7 +280,7 @@ class ClusterSampler(Sampler):
         tree = self._tree
         arrays = self._backend
 
-        # first for leaves, whose children are classes, and have no sizes
+        # the leaves first: their children are classes, for which `sizes` is empty
         children = tree.rows
         sizes = arrays.to_device(self._sizes[:0])
 
@@ -421,7 +424,7 @@ class ClusterSampler(Sampler):
             return lambda: self.__dict__.update(rebuilt.__dict__)
 
         positions = self._positions[ids].astype(np.int64)
-        touched = np.zeros(self._level_offsets[-1], bool)  # faster than sorting many leaves
+        touched = np.zeros(self._level_offsets[-1], bool)  # a mask is faster than sorting
         touched[self._leaves_containing(positions)] = True
         leaves = np.flatnonzero(touched)
 

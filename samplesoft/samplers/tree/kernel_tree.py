@@ -56,17 +56,18 @@ from samplesoft.samplers.tree.walk import (
 )
 from samplesoft.samplers.visits import group_runs_by_node
 
-# number of updates per class after which all leaves have been summed again
+# number of updates per class after which the sums of all leaves have been computed again
 UPDATES_BEFORE_RENEWAL = 16
-_CHUNK_VALUES = 1 << 24  # feature values in memory at a time while building
-_UPDATE_CHUNK_CLASSES = 256  # number of classes whose changes are computed together
-# number of examples that share the features of classes in leaves
+# max number of feature values in memory at a time; a single leaf may have more
+_CHUNK_VALUES = 1 << 24
+_UPDATE_CHUNK_CLASSES = 256  # number of updated classes whose features are computed together
+# if weights in leaves need features: number of examples for which they are computed together
 _KERNEL_CHUNK_EXAMPLES = 64
-_MAX_PATHS = 1 << 21  # max number of paths in memory at a time
-_VISIT_COST = 1000  # overhead of visiting a node, in multiplications
-_MIN_THREADED_COST = 3 << 20  # multiplications below which threads cost more than they save
+_MAX_PATHS = 1 << 21  # max number of paths from the root to a leaf in memory at a time
+_VISIT_COST = 1000  # cost of visiting a node in addition to its product, in multiplications
+_MIN_THREADED_COST = 3 << 20  # number of multiplications below which one thread is the fastest
 
-# large enough that the ratio of two masses does not underflow
+# min value of `floor`: large enough that the ratio of two masses does not underflow
 MIN_FLOOR = 1e-150
 
 
@@ -77,7 +78,7 @@ class KernelTree(Sampler):
     the features of a context is the mass of the node: the sum of the kernel over these classes. A
     draw descends from the root. At each node a child is chosen in proportion to its mass, clipped
     from below at `floor` times the number of classes of the child. In the leaf, a bucket of
-    `leaf_size` classes, a class is drawn in proportion to its weight, for which see `leaf`.
+    `leaf_size` classes, a class is drawn in proportion to its weight. `leaf` chooses the weight.
 
     Parameters
     ----------
@@ -88,20 +89,21 @@ class KernelTree(Sampler):
         Function from rows (k, d) to a new array of features (k, F), such as the ``transform`` of a
         feature map. It is applied to class vectors in chunks, and to contexts.
     leaf_size : int, optional
-        Classes in a bucket. Node sums hold ``n * F / leaf_size`` values; a draw costs
+        Number of classes in a bucket. Node sums hold ``n * F / leaf_size`` values; a draw costs
         ``leaf_size * d`` multiplications in its bucket, or ``leaf_size * F`` for
         ``leaf="kernel"``. By default the power of two, at least 16, with which node sums take
         about half the memory of the class vectors. A draw then takes about the same time in the
         tree as in the leaf.
     leaf : {"kernel", "softmax", "quadratic"}
-        Weight of a class in its bucket: the inner product of features, clipped by `floor`;
-        ``exp(scale * h . c)``; or ``scale * (h . c)**2 + 1``.
+        Weight of a class in its bucket: for ``"kernel"`` the inner product of features, but at
+        least `floor`; for ``"softmax"`` ``exp(scale * h . c)``; for ``"quadratic"``
+        ``scale * (h . c)**2 + 1``.
     scale : float
         The inverse temperature of ``"softmax"``, the factor alpha of ``"quadratic"``.
     floor : float
         Minimum mass of a class, clipped to [1e-150, 1e150].
     progress : bool
-        Show progress on stderr while building: a bar if that is a terminal, else lines.
+        Show progress on stderr while building: a bar if stderr is a terminal, otherwise lines.
     device : {"cpu", "cuda"}
         Device of the tree and of all results. `transform` maps arrays of that device to arrays of
         that device.
@@ -226,7 +228,8 @@ class KernelTree(Sampler):
     def num_updates(self) -> int:
         """Number of vectors updated since all sums were last built.
 
-        A large update also builds all sums, and resets this number to 0.
+        An update of at least half of the classes usually builds all sums, and so resets this
+        number to 0.
         """
         return self._num_updates
 
@@ -237,9 +240,9 @@ class KernelTree(Sampler):
         Every update adds to the root, in the dtype of the features; the error is measured against a
         sum in float64. It stays bounded, for two reasons. Every update computes the sums of a few
         leaves again from the class vectors; with n classes, 16 n updated vectors cover all leaves.
-        Moreover, all sums are built again when features have become so much smaller than the
-        largest since the last build that rounding errors could matter: by a factor of 2,000 in
-        float32 and 7e7 in float64.
+        Moreover, all sums are built again when the largest feature has become much smaller than the
+        largest since the last build, by a factor of 2,000 in float32 or 7e7 in float64, because
+        rounding errors could then matter.
         """
         return float(self._sums.drift)
 
@@ -249,7 +252,7 @@ class KernelTree(Sampler):
         Parameters
         ----------
         progress : bool
-            Show progress on stderr: a bar if that is a terminal, else lines.
+            Show progress on stderr: a bar if stderr is a terminal, otherwise lines.
 
         Raises
         ------
@@ -280,7 +283,7 @@ class KernelTree(Sampler):
         return free is None or bool(self._sums.nodes.nbytes < free)
 
     def _compute_sums(self, rows: Rows, progress: bool = False) -> tuple[TreeSums, Rows]:
-        """Return the node sums for class vectors (n, d), and each class's max |feature| (n,)."""
+        """Return the node sums for class vectors (n, d), and the max |feature| of a class (n,)."""
         num_classes = self._parameters.num_classes
         leaf_size = self._parameters.leaf_size
         max_features = np.empty(num_classes, rows.dtype)
@@ -304,7 +307,7 @@ class KernelTree(Sampler):
         return Tree(self._sums.nodes, self._parameters)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # uniforms are drawn on the CPU, so that all devices use the same ones; this is fast
+        # uniforms are drawn on the CPU, which is fast, so that all devices use the same uniforms
         uniforms = uniform_block(key, h.shape[0], m)
         ids: IntArray = self._backend.empty(uniforms.shape, np.int64)
         return Draw(ids, self._descend_and_score(h, exclude, ids, uniforms))
@@ -316,7 +319,7 @@ class KernelTree(Sampler):
     def _descend_and_score(
         self, h: Rows, exclude: IntArray, ids: IntArray, uniforms: FloatArray | None = None
     ) -> FloatArray:
-        """Return the log-probabilities (B, k) of the classes `ids` (B, k).
+        """Return the log-probabilities (B, k) of the classes `ids` (B, k) for contexts `h` (B, d).
 
         With `uniforms` (B, k), the classes are drawn first, and written to `ids`.
         """
@@ -332,7 +335,7 @@ class KernelTree(Sampler):
             ranked = sorted_by[chunk][np.arange(len(order))[:, None], order]
             workspace = self._make_workspace(order.size)
 
-            # the order of the passes is described in `walk`
+            # the order of the passes is described at the top of the module `walk`
             contexts = self._contexts_with_exclusions(
                 h[chunk], phi[chunk], exclude[chunk], workspace
             )
@@ -382,7 +385,7 @@ class KernelTree(Sampler):
             log_reach[chunk] = to_host(paths.log_reach).reshape(leaves.shape)
 
         def write_probs(chunk: slice) -> None:
-            # one chunk of leaves gives one result
+            # all leaves are in one chunk, so `_leaf_rows` yields one result
             leaves = np.arange(chunk.start, chunk.stop)[None]
             leaf_rows = next(self._leaf_rows(h, phi, leaves))
 
@@ -407,7 +410,10 @@ class KernelTree(Sampler):
         return probs
 
     def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the log of the clipped mass of the root, for each context (B,)."""
+        """Return the log of the clipped mass of the root, for each context (B,).
+
+        The mass is multiplied by the probability that a draw is not the excluded class.
+        """
         phi = to_host(self._features(h))
         parameters = self._parameters
         contexts = self._contexts_with_exclusions(h, phi, exclude, self._make_workspace(h.shape[0]))
@@ -435,7 +441,7 @@ class KernelTree(Sampler):
         change = arrays.empty((len(leaves), self.feature_dim), rows.dtype)
         max_features = np.empty(len(ids), rows.dtype)
 
-        # each chunk is extended to the end of a leaf, so it may be larger by almost one leaf
+        # each chunk ends with a leaf, so it may exceed `chunk_size` by almost one leaf
         chunk_size = min(
             _UPDATE_CHUNK_CLASSES, _CHUNK_VALUES // (2 * self.feature_dim) - leaf_size + 1
         )
@@ -470,8 +476,8 @@ class KernelTree(Sampler):
         if self._would_lose_precision(ids, max_features) and self._has_memory_to_rebuild():
             return self._prepare_rebuild(ids, rows)
 
-        # the renewal is computed from the tree before this update, which is correct because the
-        # two changes are sums and commute
+        # the renewal is computed from the tree before this update; it is still correct after the
+        # update, because both only add changes to sums, in any order
         renew = self._prepare_renewal(len(ids))
 
         def commit() -> None:
@@ -520,7 +526,8 @@ class KernelTree(Sampler):
     def _prepare_renewal(self, num_updates: int) -> Callable[[], None]:
         """Return a function that removes rounding errors from the sums of some leaves.
 
-        These leaves are due for renewal in the next `num_updates` updates.
+        These leaves are the ones that `_leaves_to_renew` selects for the next `num_updates`
+        updates.
         """
         leaves = self._leaves_to_renew(num_updates)
         errors = self._backend.empty((len(leaves), self.feature_dim), self._rows.dtype)
@@ -534,8 +541,8 @@ class KernelTree(Sampler):
 
         With n classes, each leaf is renewed once in about ``n * UPDATES_BEFORE_RENEWAL`` updates.
         """
-        # leaves take turns, whichever classes are updated: a class that is updated all the time
-        # adds errors only to the nodes on its path
+        # all leaves take turns, even if some are updated more often than others: a class that is
+        # updated very often adds errors only to the nodes on its path
         updates_per_leaf = UPDATES_BEFORE_RENEWAL * self._parameters.leaf_size
         start = self._num_updates // updates_per_leaf
         stop = (self._num_updates + num_updates) // updates_per_leaf
@@ -576,7 +583,7 @@ class KernelTree(Sampler):
         """Return the `Contexts` of a batch, including the probabilities that exclusion needs.
 
         `h` (B, d) are the contexts, `phi` (B, F) their features, and `exclude` (B,) their excluded
-        classes, or -1. `workspace` is for at least B leaves.
+        classes, or -1. `workspace` must suffice for B visits of leaves.
         """
         arrays = self._backend
         parameters = self._parameters
@@ -591,7 +598,8 @@ class KernelTree(Sampler):
         )
         excluded = to_host(exclude)
 
-        # without exclusion, the last two fields are not written, because no path reads them
+        # without exclusion, the last two fields of `contexts` stay empty, because no path reads
+        # them
         if excluded.max() >= 0:
             products = self._compute_top_products(phi, batch, num_paths=1)
             masses = arrays.empty(batch, np.float64)
@@ -630,7 +638,7 @@ class KernelTree(Sampler):
         """Return the products of contexts with the nodes of upper levels, in `num_rows` rows.
 
         `phi` (B, F) are the features of the contexts, each of which has `num_paths` paths. If there
-        are more rows than contexts, only products with the total are computed.
+        are more rows than contexts, only products with the sum over all classes are computed.
         """
         arrays = self._backend
         num_leaves = self._num_leaves

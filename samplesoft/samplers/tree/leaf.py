@@ -58,7 +58,7 @@ class ClassLogProbs(NamedTuple):
 
     ids: IntArray
     log_q: FloatArray
-    order: IntArray  # column in `ids` and `log_q` of each sorted path
+    order: IntArray  # for each path, in sorted order: its column in `ids` and `log_q`
 
 
 class Workspace(NamedTuple):
@@ -113,12 +113,12 @@ def compute_leaf_weights(
     excluded_index: int,
     workspace: Workspace,
 ) -> tuple[float, float]:
-    """Write the weights of the classes of a leaf; return their sum, and the log of their scale.
+    """Write the weights of the classes of a leaf; return their sum, and the log of a common factor.
 
     The leaf has the rows [first_row, first_row + size) of `leaf_rows`. The inner products of query
     `b` with these rows, and the weights, are written to the worker's row of `workspace`. The class
     with index `excluded_index` in the leaf gets weight 0. For SOFTMAX, all weights are divided by
-    the largest one, and the second result is the log of the largest; otherwise it is 0.
+    the largest one, and the common factor is the largest weight; otherwise it is 1.
     """
     products, weights = workspace
     row = worker()
@@ -179,10 +179,10 @@ def log_exclusion_correction(log_remaining: FloatArray, b: int, excluded_index: 
 def exclude_classes(
     tree: Tree, contexts: Contexts, leaf_rows: LeafRows, workspace: Workspace
 ) -> None:
-    """Write the probabilities of not drawing the excluded class of each context.
+    """Write the probabilities that a draw is not the excluded class of its context.
 
-    They are written to ``contexts.log_remaining`` and ``contexts.conditional_left_probs``, and
-    computed upwards from the leaf of the excluded class. Before this function,
+    The probabilities are written to ``contexts.log_remaining`` and
+    ``contexts.conditional_left_probs``. They are computed upwards from the leaf of the excluded class. Before this function,
     `walk.compute_excluded_path_probs` must have been called. Only positive terms are added, so that
     nothing cancels if a probability is near 0.
     """
@@ -246,7 +246,10 @@ def draw_in_leaves(
     classes: ClassLogProbs,
     workspace: Workspace,
 ) -> None:
-    """Write ``classes.log_q``, and if `is_drawn` draw ``classes.ids``, for paths at their leaves.
+    """Write the log-probabilities of drawn or given classes to ``classes.log_q``.
+
+    Each path has reached its leaf. If `is_drawn`, a class of the leaf is drawn, and written to
+    ``classes.ids``; otherwise ``classes.ids`` holds the given class.
 
     A row of `visits` (V, 3) holds a context, and the start and the stop of the range of its paths
     in one leaf. Rows are sorted by leaf: see `samplers.visits`. The log-probability of an excluded

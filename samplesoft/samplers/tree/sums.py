@@ -75,7 +75,7 @@ class TreeSums:
         self.nodes = self._backend.writable(self.nodes)
 
         def commit() -> None:
-            # float64, never rounded to the dtype of `nodes`, because it is the reference of `drift`
+            # kept in float64, because `drift` compares the rounded row 0 of `nodes` with this total
             self.total = self.total + total
             self._bounds = bounds
             self.add_changes(leaves, change)

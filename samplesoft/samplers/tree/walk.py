@@ -186,9 +186,10 @@ def precompute_top_products(phi: Real, nodes: Real, products: TopProducts) -> No
 def node_product(
     nodes: Real, phi: Real, b: int, products: TopProducts, r: int, level: int, middle: int
 ) -> float:
-    """Return the product of context `b` with a node: the mass of its left half minus its right.
+    """Return the mass of the left half of a node minus the mass of its right half.
 
-    The node is on `level`, and `middle` is the first leaf of its right half. On the CPU, products
+    This is the product of context `b` with the row of the node. The node is on `level`, and
+    `middle` is the first leaf of its right half. On the CPU, products
     with nodes of the upper levels are read from row `r` of `products`.
     """
     if num_workers() == 1 and level > products.level_below:
@@ -215,7 +216,7 @@ def compute_excluded_path_probs(
 ) -> None:
     """Write the probabilities of both branches at the nodes above each excluded class.
 
-    They are written to ``contexts.excluded_path_probs``. `masses` (B,) is workspace.
+    The probabilities are written to ``contexts.excluded_path_probs``. `masses` (B,) is workspace.
     """
     nodes, parameters = tree
     num_leaves = len(nodes)
@@ -277,8 +278,8 @@ def write_child(
 ) -> None:
     """Write the mass of a child, and the probability of reaching it, to the path `start`.
 
-    `log_reach` and `factor` are the values of its parent. The probability of reaching the child is
-    the parent's times `branch_prob`. It is stored as a product in ``paths.factors``, to avoid a
+    `log_reach` and `factor` are the values of the child's parent. The probability of reaching the
+    child is the parent's times `branch_prob`. It is stored as a product in ``paths.factors``, to avoid a
     logarithm on each level. A product that becomes small is moved into ``paths.log_reach``.
     """
     factor *= branch_prob
