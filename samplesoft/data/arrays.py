@@ -19,7 +19,8 @@ from samplesoft._files import retry_while_in_use
 from samplesoft._memory import require_bytes
 from samplesoft.data.files import file_not_found_error
 
-_HEADER_BYTES = 1 << 14  # enough: NumPy refuses headers of more than 10,000 characters
+# more bytes than any header, because NumPy refuses headers of more than 10,000 characters
+_HEADER_BYTES = 1 << 14
 _HEADER_READERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
@@ -36,7 +37,7 @@ class ArrayArchive:
         self._zip = zipfile.ZipFile(stream)
         members = self._zip.infolist()
         self._members = {member.filename.removesuffix(".npy"): member for member in members}
-        # readers would differ in which of two arrays with the same name they read
+        # if two arrays have the same name, different programs may read different ones
         if len(self._members) < len(members):
             raise ValueError("two arrays have the same name")
         self.names = list(self._members)

@@ -12,12 +12,13 @@ from typing import TextIO
 from samplesoft._memory import available_bytes, human_bytes
 from samplesoft._validation import as_count
 
-# Enough for a user with a million items of eight digits, which is a line of 9 million characters.
-# The longest lines of the Penn Treebank, Bibtex and Gowalla have 520, 1,765 and 4,309 characters.
+# Default limit of the characters in a line. It suffices for a user with a million items of eight
+# digits, whose line has 9 million characters. The longest lines of the Penn Treebank, Bibtex and
+# Gowalla have 520, 1,765 and 4,309 characters.
 MAX_LINE_CHARACTERS = 1 << 24
 _PIECE_CHARACTERS = 1 << 20  # characters read at a time
 _CHARACTERS_BETWEEN_CHECKS = 1 << 24  # characters read between two checks of the available memory
-_MAX_DIGITS = 25  # more digits than any allowed number has
+_MAX_DIGITS = 25  # longer numbers are truncated to this length; no allowed number is as long
 # imported on demand, because some builds of Python lack one of these modules
 _MODULE_BY_SUFFIX = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 

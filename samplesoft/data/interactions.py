@@ -53,7 +53,7 @@ def load_interactions(
     References
     ----------
     .. [1] X. He et al., "LightGCN: Simplifying and Powering Graph Convolution Network for
-       Recommendation", SIGIR 2020; its repository publishes the split.
+       Recommendation", SIGIR 2020; its repository publishes the data, split for training and test.
 
     Examples
     --------

@@ -19,14 +19,15 @@ SMOOTHING_EXPONENT = 0.75
 # class vectors are divided by this quantile of their norms; the maximum would make all other
 # vectors small if a few are very long
 NORM_QUANTILE = 0.99
-# max number of classes for a dense SVD, which then takes milliseconds
+# largest number of classes for a dense SVD, which takes milliseconds; beyond it, subspace iteration
+# computes the SVD
 MAX_DENSE_SVD_CLASSES = 512
-# number of extra vectors in the subspace iteration; with 32, singular values have three digits
-# after 12 iterations
+# number of vectors of the subspace iteration in addition to the rank; with 32, singular values have
+# three digits after 12 iterations
 NUM_EXTRA_VECTORS = 32
 SVD_ITERATIONS = 12
-_BLOCK_ARRAYS = 6  # number of arrays (n, rank) in memory at a time
-_PAIR_BYTES = 64  # memory of a pair of words, in bytes
+_BLOCK_ARRAYS = 6  # number of arrays (n, rank + NUM_EXTRA_VECTORS) in memory at a time
+_PAIR_BYTES = 64  # memory of a pair of a word and its next word, in bytes
 
 
 def examples_from_corpus(
@@ -76,7 +77,7 @@ def examples_from_corpus(
 
     counts = count_words(tokens, as_count("vocabulary_size", vocabulary_size, 2))
     class_indices = {word: i for i, word in enumerate(counts)}
-    unknown = class_indices.get(UNK, -1)  # -1 if all words are classes, and then not used
+    unknown = class_indices.get(UNK, -1)  # if all words are classes, -1 is never used
     ids = np.fromiter(map(class_indices.get, tokens, repeat(unknown)), np.int64)
 
     contexts, classes = ppmi_svd(ids, len(counts), dim)
@@ -85,7 +86,7 @@ def examples_from_corpus(
 
 
 def ppmi_svd(ids: ArrayLike, num_classes: int, dim: int) -> tuple[FloatArray, FloatArray]:
-    r"""Return vectors of words, and of next words, whose inner products follow co-occurrence.
+    r"""Return vectors of words and of next words; their inner products follow co-occurrence.
 
     The matrix of :math:`\max(0, \log [P(i \mid c) / P_{0.75}(i)])` is truncated to rank
     ``dim - 1`` by its singular value decomposition. `P_0.75` is the distribution of next words to
@@ -189,10 +190,10 @@ def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, Floa
     """Return the largest singular values of a sparse matrix (n, n), with their singular vectors.
 
     The result is deterministic: the left vectors (n, rank), the values (rank,) in decreasing order,
-    and the right vectors (rank, n). They are computed by subspace iteration, which takes a few
-    matrix products with all vectors. Lanczos iteration (``scipy.sparse.linalg.svds``) or QR would
-    take thousands of products with single vectors. If other programs use the cores, the BLAS
-    threads of these products wait for each other, which took up to 16 s instead of 1 s.
+    and the right vectors (rank, n). For many classes they are computed by subspace iteration, which
+    takes a few matrix products with all vectors. Lanczos iteration (``scipy.sparse.linalg.svds``)
+    or QR would take thousands of products with single vectors. If other programs use the cores, the
+    BLAS threads of these products wait for each other, which took up to 16 s instead of 1 s.
     """
     n = matrix.shape[0]
     num_vectors = rank + NUM_EXTRA_VECTORS
@@ -205,7 +206,7 @@ def _truncated_svd(matrix: Any, rank: int) -> tuple[FloatArray, FloatArray, Floa
 
         for _ in range(SVD_ITERATIONS):
             basis = transposed @ (matrix @ basis)
-            # otherwise all columns would approach the first singular vector
+            # without orthonormalisation all columns would approach the first singular vector
             basis = basis @ _orthonormalising_matrix(basis)[0]
 
         image = matrix @ basis
@@ -248,9 +249,10 @@ def _unit_rows(vectors: FloatArray) -> FloatArray:
 
 
 def _lift_to_sphere(vectors: FloatArray) -> FloatArray:
-    """Return unit vectors (n, d + 1): the rows (n, d) scaled into the unit ball, and a coordinate.
+    """Return unit vectors (n, d + 1): scaled vectors (n, d), and a coordinate that completes them.
 
-    Rows are divided by a quantile of their norms; longer rows are clipped to the unit ball.
+    Vectors are divided by a quantile of their norms; longer ones are clipped to the unit ball. The
+    last coordinate gives each vector norm 1.
     """
     norms = np.linalg.norm(vectors, axis=1)
     radius = np.quantile(norms, NORM_QUANTILE) or norms.max() or 1.0

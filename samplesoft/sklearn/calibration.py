@@ -53,7 +53,7 @@ class SoftmaxCalibration(NamedTuple):
     def fitted(self, scores: Rows, codes: Any, weights: FloatArray) -> SoftmaxCalibration:
         """Return a calibration that minimises a penalised log loss, starting from this one.
 
-        Because of the penalty, it stays close to this calibration if there are few examples.
+        Because of the penalty, the result stays close to this one if there are few examples.
 
         Parameters
         ----------

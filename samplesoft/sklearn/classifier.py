@@ -101,11 +101,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         estimation. ``"importance"``: importance sampling from draws only, without a separate term
         for the label. ``"gbce"``, ``"bpr"`` and ``"warp"``: losses of recommenders, for comparison,
         meant for uniform draws. ``"full"``: the full softmax, which has no bias, and takes twice as
-        long with 600 classes, and 6 times as long with 10,000. ``"full-logistic"``: one logistic
-        regression per class. ``"hierarchical"``: a softmax over cells of classes of similar
-        frequency, and one over the classes of a cell. Negative sampling learns the ratio of label
-        frequency to proposal; with draws by counts it ranks rare classes too high, the more so the
-        more classes there are.
+        long as the default with 600 classes, and 6 times as long with 10,000. ``"full-logistic"``:
+        one logistic regression per class. ``"hierarchical"``: a softmax over cells of classes of
+        similar frequency, and one over the classes of a cell. Negative sampling learns the ratio of
+        label frequency to proposal; with draws by counts it ranks rare classes too high, the more
+        so the more classes there are.
     sampler : str, callable or sampler
         A key of `samplesoft.samplers.SAMPLERS`; ignored by ``loss="full"``. Samplers by counts,
         such as the default, use the class counts of the data in `fit`. ``"auto"`` chooses between
@@ -114,8 +114,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         `samplesoft.samplers.SamplerInputs` of the `fit`, which contain the class vectors, such as
         ``lambda inputs: make_sampler("quadratic", dataclasses.replace(inputs, alpha=1.0))``.
     num_sampled : int or "auto", optional
-        Number m of draws per batch, or per example if not `shared`. The default is 100; if a batch
-        can share draws at little cost, it is n / 32, but at least 100 and at most 1,000. With up to
+        Number m of draws per batch, or per example if not `shared`. The default is 100; if draws
+        are shared and do not depend on vectors, it is n / 32, but from 100 to 1,000. With up to
         100 classes and a softmax loss, the default is the full softmax, which is as fast and has no
         bias. ``"auto"`` chooses a number; see Notes.
     shared : bool, optional
@@ -173,8 +173,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Smallest rise of the validation score that counts as an improvement.
     average : bool
         Use an average of the parameters after each epoch of `fit`, with larger weights for later
-        epochs. The average needs memory for a copy of the parameters. With it, too many epochs do
-        less harm.
+        epochs, so that too many epochs do less harm. The average needs memory for a copy of the
+        parameters.
     calibrate : bool
         Calibrate `predict_proba` on examples that the model was not trained on. These are the
         examples of ``eval_set``, or the examples held out for `early_stopping`. Without either, a
@@ -552,7 +552,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                         "name them."
                     )
 
-                # plus one, for classes that are not in this batch
+                # plus one, so that classes that are not in this batch have a count above 0
                 counts = class_counts(codes, len(codec.classes), sample_weight) + 1.0
                 self._make_learner(X, codec, counts, self._new_seed())
                 X = canonical_inputs(X)
@@ -786,7 +786,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             is_correct = codes == targets
 
         weights = check_sample_weight(sample_weight, len(is_correct))
-        weighted = np.flatnonzero(weights)  # without zeros, which could change a sum's last bits
+        weighted = np.flatnonzero(weights)  # zeros could change the last bits of a sum
         if not len(weighted):
             raise ValueError("`sample_weight` must be above 0 for an example, got zero for all.")
 
@@ -891,7 +891,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         if sparse.issparse(X) and hasattr(X, "check_format"):
             require_well_formed("X", X)  # before any function uses the indices
         if sparse.issparse(X):
-            X = integers_to_float64(X)  # first, because sums of repeated entries could overflow
+            X = integers_to_float64(X)  # sums of repeated integers could overflow
 
         if isinstance(X, np.ndarray):
             # scikit-learn would convert float32 in foreign byte order to float64

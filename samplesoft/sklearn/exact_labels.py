@@ -71,7 +71,7 @@ def unwrap_container(name: str, y: Any) -> Any:
     require_host_array(name, y)
     if str(getattr(y, "dtype", "")) in _POLARS_TEXT_DTYPES and hasattr(y, "to_list"):
         return y.to_list()
-    # not scikit-learn's conversion, which turns nullable integers into floats
+    # the conversion of scikit-learn would turn nullable integers into floats
     return np.asarray(y)
 
 
@@ -207,7 +207,7 @@ def _check_floats(name: str, labels: NDArray[Any], integral: bool) -> NDArray[An
 
 
 def _raise_unknown_type(name: str, label: Any) -> NoReturn:
-    """Raise ValueError for a label of a type that is not supported, or that is not whole."""
+    """Raise ValueError for a label of an unsupported type, or a float that is no whole number."""
     kind = "continuous" if isinstance(label, _FLOATS) else type(label).__name__
     # the message must begin with "Unknown label type", which scikit-learn's estimator checks expect
     raise ValueError(
@@ -257,7 +257,7 @@ def _convert_exactly(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return labels (N,) converted to `dtype`, and a mask (N,) of the exact conversions.
 
-    Labels that cannot be converted exactly have meaningless values.
+    In the result, labels that cannot be converted exactly have meaningless values.
     """
     # a comparison with == is not enough: NumPy compares int64 with uint64 in float64, where
     # different integers above 2**53 may be equal

@@ -42,7 +42,7 @@ SPARSE = "sparse indicator"
 LISTS = "lists of labels"
 _LIST_TYPES = (list, tuple, set, frozenset, np.ndarray)
 _NUMBER_TYPES = (int, float, np.generic)
-_MAX_WEIGHT = 1e15  # largest weight of an example that keeps float32 gradients finite
+_MAX_WEIGHT = 1e15  # max weight of an example; beyond it, float32 gradients might overflow
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +67,11 @@ class LabelCodec:
         return self.form != SINGLE
 
     def encode(self, y: Any, unseen: bool = False) -> Any:
-        """Return labels `y`, which must have the form of the codec, as class indices or a matrix.
+        """Return labels `y` as class indices (N,), or as a CSR matrix (N, n) of ones.
 
-        With `unseen`, labels that are not classes get the index n; for lists of labels, the matrix
-        then has n + 1 columns. Without `unseen`, such labels raise ValueError.
+        The form of `y` must be the form of the codec. With `unseen`, labels that are not classes
+        get the index n; for lists of labels, the matrix then has n + 1 columns. Without `unseen`,
+        such labels raise ValueError.
         """
         y, form, names = _labels_form_and_columns("y", y)
 
@@ -94,7 +95,7 @@ class LabelCodec:
                 f"{matrix.shape[1]}."
             )
 
-        # columns without names in the first call may have any names now
+        # if the columns had no names in the first call, their names in this call do not matter
         is_named = not np.array_equal(self.classes, np.arange(len(self.classes)))
         if (
             names is not None
@@ -281,7 +282,7 @@ def _infer_form(y: Any) -> str:
         if len(row_lengths) != 1 or max(row_lengths) < 2 or isinstance(y[0], (set, frozenset)):
             return LISTS
         if _contains_type(chain.from_iterable(y), (str, bytes)):
-            return LISTS  # before NumPy would pad all text to the longest one
+            return LISTS  # without a conversion by NumPy, which would pad all texts to the longest
     elif isinstance(y, (list, tuple)) and _contains_type(y, (str, bytes, *_NUMBER_TYPES)):
         return SINGLE
 
@@ -396,7 +397,7 @@ def class_weights(
 
     `class_weight` is the parameter of the classifier, and `codes` the result of
     `LabelCodec.encode`. "balanced" weights are inversely proportional to class counts. Raises
-    ValueError for the weight of a label that is not a class.
+    ValueError if `class_weight` names a label that is not a class.
     """
     n = len(codec.classes)
     weights_by_class = np.append(np.ones(n), 0.0)
@@ -426,7 +427,7 @@ def class_weights(
         counts = class_counts(codes, n, scale_by_power_of_two(sample_weight))
         weights_by_class = np.zeros(n + 1)
 
-        # the weight of a class without examples is not used
+        # a class without examples keeps weight 0, which is not used
         occurs = np.flatnonzero(class_counts(codes, n, (sample_weight > 0.0).astype(np.float64)))
         with np.errstate(divide="ignore"):  # `example_weights` raises for infinite weights
             weights_by_class[occurs] = counts.sum() / (len(occurs) * counts[occurs])

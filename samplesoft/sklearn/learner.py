@@ -41,7 +41,7 @@ from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT_SETTINGS, choose_settings, num_pilot_steps
 
 _MAX_CALIBRATION_EXAMPLES = 1000  # max number of examples for calibration
-_MAX_CALIBRATION_SCORES = 1 << 24  # max number of scores of these examples
+_MAX_CALIBRATION_SCORES = 1 << 24  # max number of scores (examples times classes)
 _MAX_CHUNK_ENTRIES = 1 << 16  # max number of input entries in a chunk
 
 
@@ -139,7 +139,8 @@ class ClassifierTask(LinearTask):
     def split_for_calibration(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on before calibration, and a random subset for calibration.
 
-        The subset is `fraction` of the rows, up to a limit. Both arrays are sorted.
+        The subset is `fraction` of the rows, but at most 1,000 examples, or fewer if there are
+        very many classes. Both arrays are sorted.
         """
         return self._split_rows(
             rows, min(int(fraction * len(rows)), self._max_calibration_examples())
@@ -177,7 +178,7 @@ class ClassifierTask(LinearTask):
             yield chunk, self.calibration.probabilities(scores)
 
     def _max_calibration_examples(self) -> int:
-        """Return the max number of calibration examples, so that there are not too many scores."""
+        """Return the max number of calibration examples; it is smaller for very many classes."""
         fitting = max(1, _MAX_CALIBRATION_SCORES // len(self.codec.classes))
         return min(_MAX_CALIBRATION_EXAMPLES, fitting)
 
@@ -220,7 +221,9 @@ class Calibrate(Callback):
             task.use(task.data, all_rows, task.batch_size)
 
     def end(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """Calibrate if training has ended before halfway; held-out examples are then not used.
+        """Calibrate if training has ended early, before `end_epoch` has calibrated.
+
+        The model is then not trained on the held-out examples.
 
         If training ends right after calibration, the model has just been trained on the held-out
         examples for the first time. Its parameters are then added to the average.
@@ -242,7 +245,7 @@ def resolve_settings(
 ) -> Resolved:
     """Return the settings of a fit on `num_examples` examples, with all defaults resolved.
 
-    They follow from the parameters of the classifier. `options` are passed to
+    The settings follow from the parameters of the classifier. `options` are passed to
     `samplesoft.training.resolved.resolve`.
     """
     num_classes = len(codec.classes)

@@ -37,7 +37,7 @@ _FITTED_ATTRIBUTES = (
     "validation_scores_",
     "auto_choice_",
 )
-# attributes of the learner, by key in files
+# from keys in files to attributes of the learner
 _LEARNER_FIELDS = {
     "seed": "seed",
     "num_steps": "steps_taken",
@@ -102,9 +102,9 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
 
 
 def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTask]:
-    """Return the classifier in the file `path`, an instance of `make`, and its learner.
+    """Return the classifier that is stored in the file `path`, and its learner.
 
-    See `SampledSoftmaxClassifier.load`.
+    The classifier is an instance of the class `make`. See `SampledSoftmaxClassifier.load`.
     """
     with open_checkpoint(path, _MODEL) as (config, values, arrays):
         parameters = config["parameters"]

@@ -27,21 +27,24 @@ _MAX_TIMED_SECONDS = 1.0
 _NUM_GRADIENTS = 8  # number of gradients over which the error is averaged
 _LEARNING_RATE = 1e-9  # so small that timed steps do not change the vectors
 
-MAX_BIAS_LOGITS = 4_000_000  # max number of logits of the examples below
+# max number of logits (examples times classes) of the examples whose bias is computed, unless there
+# are only `MIN_BIAS_EXAMPLES`
+MAX_BIAS_LOGITS = 4_000_000
 MIN_BIAS_EXAMPLES = 4  # min number of examples whose bias is computed
 MAX_BIAS_EXAMPLES = 256  # max number of examples whose bias is computed
 # Number of examples whose bias is computed first. If a tenth of all contexts have a large bias, the
 # probability that 64 examples contain none of them is 0.9^64 = 0.1%. More examples are added if the
 # mean bias is too close to its limit.
 _NUM_FIRST_BIAS_EXAMPLES = 64
-_NUM_STDERRS = 2.0  # standard errors between a mean bias and its upper bound
+_NUM_STDERRS = 2.0  # number of standard errors between a mean bias and its upper bound
 
-# Parameters of the search for the number of classes at which both steps take the same time:
+# Parameters of the search for the number of classes at which a step with draws and a step of the
+# full softmax take the same time:
 _MAX_VECTOR_ENTRIES = 8_000_000  # max number of entries of the timed class vectors
 _MAX_SECANT_STEPS = 4  # max number of class counts that are timed
-# Changes of the log class count, or slopes of the log time ratio, that are smaller than these are
-# dominated by timing noise.
+# smallest change of the log class count that is timed; a smaller change is lost in timing noise
 _MIN_LOG_SIZE_RATIO = 0.1
+# min slope of the log time ratio; a smaller measured slope is mostly noise, and this one is used
 _MIN_SLOPE = 0.5
 
 
@@ -65,7 +68,7 @@ class Setting:
         Root mean square error of the gradient in h, from bias and noise together, divided by the
         norm of the gradient of the full softmax.
     draw_seconds, step_seconds : float
-        Time of the draws for a batch; and of a whole step with draws, loss, gradients, optimizer
+        Time of the draws for a batch, and time of a whole step: draws, loss, gradients, optimizer
         and update of the sampler.
     """
 

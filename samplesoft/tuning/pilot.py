@@ -24,10 +24,10 @@ PILOT_SETTINGS: dict[str, Any] = {
     "shared": True,
 }
 LOSSES_OF_AUTO = ("sampled", "sampled-masked")  # losses whose bias `tune` measures
-CANDIDATES = ("unigram", "clusters")  # samplers that are measured
-DRAWS = (100, 300, 1000)  # numbers of draws that are measured; fewer are too noisy
-# max L1 bias on the vectors of the pilot; small, because the bias more than doubles in the training
-# after the pilot
+CANDIDATES = ("unigram", "clusters")  # samplers that `tune` measures
+DRAWS = (100, 300, 1000)  # numbers of draws that `tune` measures; fewer draws are too noisy
+# max L1 bias on the vectors of the pilot; it is small, because the bias more than doubles as
+# training goes on
 LARGEST_BIAS = 0.02
 _MIN_PILOT_STEPS = 100
 _MAX_PILOT_STEPS = 1000

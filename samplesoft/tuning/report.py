@@ -76,7 +76,11 @@ class TuneReport(Report):
 
     @property
     def contender(self) -> Setting | None:
-        """The best setting with sampling whose bias is allowed; None if there is none."""
+        """The setting with draws that is compared with the full softmax.
+
+        It is `best` if that has draws, otherwise the fastest setting with draws and an allowed
+        bias; None if there is none.
+        """
         limit = inf if self.largest_bias is None else self.largest_bias
         allowed = [
             setting

@@ -74,7 +74,7 @@ def tune(
     h : array_like, shape (N, d)
         Contexts of typical examples.
     labels : array_like of int, shape (N,)
-        Their labels.
+        Label of each example.
     counts : array_like, shape (n,), optional
         Number of occurrences of each class, for ``"unigram"``.
     tau : float, optional
@@ -106,7 +106,7 @@ def tune(
         Time limit of a step. If given, the setting with the smallest error within this limit is
         chosen, and `largest_bias` has no effect.
     progress : bool
-        Show progress on stderr: a bar if that is a terminal, else lines.
+        Show progress on stderr: a bar if stderr is a terminal, otherwise lines.
     rng : int, numpy.random.Generator or None
         Seed of samplers and draws. The choice may still vary from run to run, because times do.
     executor : concurrent.futures.Executor, optional
@@ -167,12 +167,13 @@ def tune(
             )
         # more draws are slower: if a number of draws is too slow, larger numbers are skipped
         draw_counts.sort()
-        sharing_modes = sharing_modes[::-1]  # the faster mode first
+        sharing_modes = sharing_modes[::-1]  # shared draws first, which are faster
 
     key = stream_key(rng)
     workers = as_executor(executor)
 
-    # choose contexts for the bias, and the contexts of the timed batch, repeated if it is larger
+    # choose the contexts whose bias is computed, and the contexts of the timed batch, which are
+    # repeated if there are too few
     order = np.random.default_rng(int(key)).permutation(len(contexts))
     num_bias_examples = min(max(MAX_BIAS_LOGITS // len(rows), MIN_BIAS_EXAMPLES), MAX_BIAS_EXAMPLES)
     bias_examples = order[:num_bias_examples]

@@ -598,8 +598,7 @@ class KernelTree(Sampler):
         )
         excluded = to_host(exclude)
 
-        # without exclusion, the last two fields of `contexts` stay empty, because no path reads
-        # them
+        # without exclusion, the last two fields of `contexts` are not written: no path reads them
         if excluded.max() >= 0:
             products = self._compute_top_products(phi, batch, num_paths=1)
             masses = arrays.empty(batch, np.float64)

@@ -182,9 +182,9 @@ def exclude_classes(
     """Write the probabilities that a draw is not the excluded class of its context.
 
     The probabilities are written to ``contexts.log_remaining`` and
-    ``contexts.conditional_left_probs``. They are computed upwards from the leaf of the excluded class. Before this function,
-    `walk.compute_excluded_path_probs` must have been called. Only positive terms are added, so that
-    nothing cancels if a probability is near 0.
+    ``contexts.conditional_left_probs``. They are computed upwards from the leaf of the excluded
+    class, after `walk.compute_excluded_path_probs` has been called. Only positive terms are added,
+    so that nothing cancels if a probability is near 0.
     """
     log_remaining = contexts.log_remaining
     parameters = tree.parameters

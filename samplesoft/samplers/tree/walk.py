@@ -189,8 +189,8 @@ def node_product(
     """Return the mass of the left half of a node minus the mass of its right half.
 
     This is the product of context `b` with the row of the node. The node is on `level`, and
-    `middle` is the first leaf of its right half. On the CPU, products
-    with nodes of the upper levels are read from row `r` of `products`.
+    `middle` is the first leaf of its right half. On the CPU, products with nodes of the upper
+    levels are read from row `r` of `products`.
     """
     if num_workers() == 1 and level > products.level_below:
         return float(products.values[r, middle >> products.level_below])
@@ -279,8 +279,8 @@ def write_child(
     """Write the mass of a child, and the probability of reaching it, to the path `start`.
 
     `log_reach` and `factor` are the values of the child's parent. The probability of reaching the
-    child is the parent's times `branch_prob`. It is stored as a product in ``paths.factors``, to avoid a
-    logarithm on each level. A product that becomes small is moved into ``paths.log_reach``.
+    child is the parent's times `branch_prob`. It is stored as a product in ``paths.factors``, to
+    avoid a logarithm on each level. A product that becomes small is moved into ``paths.log_reach``.
     """
     factor *= branch_prob
     if factor < _MIN_FACTOR:
