@@ -76,13 +76,13 @@ def open_arrays(path: str | Path, expected: str, remedy: str) -> Iterator[Binary
     """
     try:
         with warnings.catch_warnings(), _open_for_reading(path) as stream:
-            warnings.simplefilter("ignore")  # NumPy warns of headers that it repairs
+            warnings.simplefilter("ignore")  # hide warnings about headers that NumPy repairs
             yield stream
     except FileNotFoundError:
         raise file_not_found_error(path) from None
     except MemoryError:
         raise
-    except Exception as error:  # the parsers of NumPy and zipfile raise a dozen types
+    except Exception as error:  # NumPy and zipfile raise a dozen types of errors
         reason = str(error).rstrip(".")[:200] or type(error).__name__
         raise ValueError(f"{str(path)!r} must be {expected}: {reason}; {remedy}.") from None
 

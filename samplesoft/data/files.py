@@ -16,7 +16,7 @@ from samplesoft._validation import as_count
 # digits, whose line has 9 million characters. The longest lines of the Penn Treebank, Bibtex and
 # Gowalla have 520, 1,765 and 4,309 characters.
 MAX_LINE_CHARACTERS = 1 << 24
-_PIECE_CHARACTERS = 1 << 20  # characters read at a time
+_PIECE_CHARACTERS = 1 << 20  # max number of characters read at a time
 _CHARACTERS_BETWEEN_CHECKS = 1 << 24  # characters read between two checks of the available memory
 _MAX_DIGITS = 25  # longer numbers are truncated to this length; no allowed number is as long
 # imported on demand, because some builds of Python lack one of these modules

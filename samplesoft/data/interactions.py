@@ -88,8 +88,8 @@ def load_interactions(
     if not len(items):
         raise ValueError(f"{str(path)!r} must hold lines 'user item item ...', got no item.")
 
-    # the matrix has a row for each index up to the largest: the index 999,999,999 makes a billion
-    # rows
+    # the matrix has a row for each user index up to the largest, so that a single wrong index may
+    # make a billion rows
     require_bytes(
         f"the rows of {num_users:,} users, up to the largest number in {str(path)!r},",
         8 * num_users + 32 * len(items),
@@ -100,7 +100,7 @@ def load_interactions(
     shape = num_users, int(columns.max()) + 1
     matrix = sparse.csr_array((np.ones(len(rows), np.float32), (rows, columns)), shape)
     matrix.sum_duplicates()
-    matrix.data[:] = 1.0  # repeated items count once
+    matrix.data[:] = 1.0  # an item that a line repeats counts once
     return matrix
 
 

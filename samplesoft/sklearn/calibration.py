@@ -16,8 +16,8 @@ from samplesoft.samplers.base import Rows
 
 # weight of the penalty on changes of parameters, as a number of examples
 _PRIOR_EXAMPLES = 10.0
-_MAX_LOG_CHANGE = 4.0  # max change of the log of a parameter
-_MAX_CHUNK_SCORES = 1 << 18  # number of scores that are processed at a time
+_MAX_LOG_CHANGE = 4.0  # max absolute change of the log of a parameter
+_MAX_CHUNK_SCORES = 1 << 18  # max number of scores that are processed at a time
 # probabilities are clipped to this range, in which log(p) and log(1 - p) are finite
 _MIN_PROB = 1e-300
 _MAX_PROB = 1.0 - 2.0**-53
@@ -125,7 +125,7 @@ def _minimise_log_loss(
     labels per example if it is fitted.
     """
     weights = scale_by_power_of_two(weights)
-    # mean weight 1, because the weight of the penalty is a number of examples
+    # scale the weights to mean 1, because the weight of the penalty is a number of examples
     weights *= len(weights) / weights.sum()
     score_chunks = chunks(len(scores), max(1, _MAX_CHUNK_SCORES // scores.shape[1]))
 

@@ -456,7 +456,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                         "zero for all; give more examples, or an `eval_set`."
                     )
             elif validation is None and self.calibrate and not continues:
-                # with `warm_start` no example would be new to the model
+                # not with `warm_start`, because no example would be new to the model
                 train_rows, calibration_rows = learner.split_for_calibration(
                     train_rows, self.validation_fraction
                 )
@@ -570,7 +570,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
             rows = np.flatnonzero(weights)
             if len(rows):
-                if not self._learner.steps_taken:  # earlier batches, if any, had weight 0
+                if not self._learner.steps_taken:  # first step: earlier batches had weight 0
                     self._learner.row_norm = mean_row_norm(X, rows)
 
                 row_norm = self._learner.row_norm
@@ -786,7 +786,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             is_correct = codes == targets
 
         weights = check_sample_weight(sample_weight, len(is_correct))
-        weighted = np.flatnonzero(weights)  # zeros could change the last bits of a sum
+        weighted = np.flatnonzero(weights)  # weights 0 could change the last bits
         if not len(weighted):
             raise ValueError("`sample_weight` must be above 0 for an example, got zero for all.")
 
@@ -889,7 +889,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """
         require_host_array("X", X)
         if sparse.issparse(X) and hasattr(X, "check_format"):
-            require_well_formed("X", X)  # before any function uses the indices
+            require_well_formed("X", X)  # before other functions use the indices
         if sparse.issparse(X):
             X = integers_to_float64(X)  # sums of repeated integers could overflow
 

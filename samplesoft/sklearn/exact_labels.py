@@ -119,7 +119,7 @@ def python_value(label: Any) -> Any:
 
 def require_one_kind(name: str, labels: Iterable[Any]) -> None:
     """Raise ValueError if text is mixed with other types, or bools are mixed with numbers."""
-    # NumPy would convert all labels to text, or True to 1
+    # NumPy would convert mixed labels: all of them to text, or True to 1
     kinds = {
         next(
             (_TEXT_KINDS[text_type] for text_type in _TEXT_KINDS if issubclass(kind, text_type)),

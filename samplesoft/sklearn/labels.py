@@ -75,7 +75,7 @@ class LabelCodec:
         """
         y, form, names = _labels_form_and_columns("y", y)
 
-        # lists of labels of equal lengths look like an indicator matrix or its rows
+        # lists of labels that all have the same length may look like an indicator matrix
         if self.form == LISTS and _is_list_of_lists(y):
             form = LISTS
         if form != self.form:

@@ -168,7 +168,7 @@ class ClassifierTask(LinearTask):
 
     def indices_with_seen_labels(self, codes: Any) -> IntArray:
         """Return the sorted indices of the examples whose labels are all classes."""
-        n = len(self.codec.classes)  # the code of unseen labels
+        n = len(self.codec.classes)  # the number of classes is the code of unseen labels
         num_unseen = codes[:, n:].sum(axis=1) if self.codec.multilabel else codes == n
         return np.flatnonzero(num_unseen == 0)
 

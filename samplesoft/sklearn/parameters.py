@@ -68,7 +68,7 @@ def fit_settings(classifier: Any, num_classes: int, chosen: Mapping[str, Any]) -
 
     if needs_pilot(classifier, num_classes):
         user_named = {name for name in ("sampler", "num_sampled") if not any_is_auto(model[name])}
-        if chosen.get("loss") == "full":  # the full softmax draws nothing
+        if chosen.get("loss") == "full":  # the full softmax uses neither a sampler nor draws
             user_named = set()
 
         model |= {

@@ -70,7 +70,7 @@ class Paths(NamedTuple):
     ``probs * exp(log_q)``.
     """
 
-    uniforms: FloatArray  # uniform of a draw, rescaled to [0, 1) within `cells`
+    uniforms: FloatArray  # uniform of a draw, rescaled to [0, 1) within its current cell
     # current cell; after the last level, position of the class in leaf order
     cells: IntArray
     probs: FloatArray  # product of the branch probabilities above `_MIN_PROB`
@@ -155,7 +155,7 @@ def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) ->
     num_levels = len(level_offsets) - 1
 
     for b in range(worker(), len(excluded_path), num_workers()):
-        # the class itself
+        # the excluded class itself keeps no mass
         log_fraction = -np.inf
         log_remaining[b, num_levels] = log_fraction
         if excluded_path[b, num_levels] < 0:
@@ -184,7 +184,7 @@ def exclude_classes(tree: CellTree, contexts: Contexts, workspace: Workspace) ->
                 total, max_logit = softmax_weights(logits, weights, row, stop - start)
                 log_kept = max_logit - max_before + math.log(total / total_before)
             log_remaining[b, level] = log_fraction = log_kept
-            sync_lanes()  # before the logits are overwritten
+            sync_lanes()  # all lanes have read the logits, which the next level overwrites
 
 
 @njit

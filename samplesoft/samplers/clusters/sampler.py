@@ -392,7 +392,7 @@ class ClusterSampler(Sampler):
         log_sizes = to_host(self._tree.log_sizes[top])
         logits = product(queries, moments.T) + log_sizes
 
-        # the remaining mass of the cells that contain an excluded class
+        # a cell that contains the excluded class keeps only the mass of its other classes
         excluded_path = to_host(contexts.excluded_path)[:, 0]
         log_remaining = to_host(contexts.log_remaining)[:, 0]
         rows_with_exclusion = np.flatnonzero(excluded_path >= 0)
@@ -448,7 +448,8 @@ class ClusterSampler(Sampler):
         """
         scaled, bounds = self._scale_and_bound_products(h)
 
-        # before an error, recompute the largest entry, whose class vector may have been replaced
+        # before raising an error, recompute the largest entry of all class vectors, because the
+        # vector that contained it may have been replaced
         if not bounds.max() < np.finfo(h.dtype).max:
             self._max_entry = float(np.abs(to_host(self._tree.rows)).max())
             scaled, bounds = self._scale_and_bound_products(h)

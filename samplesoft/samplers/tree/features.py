@@ -19,14 +19,14 @@ Transform = Callable[[Rows], NDArray[Any]]
 class Features:
     """A feature map from rows (k, d) to features (k, F), with checks of the user's `transform`.
 
-    With ``transform=None`` the features are the rows themselves. F is measured on the first of
-    `rows` (n, d), and is the attribute `dim`. Results of a `FeatureMap` are not checked, because
-    their shape and dtype are known.
+    With ``transform=None`` the features are the rows themselves. The attribute `dim` is the number
+    of features F, measured on the first of `rows` (n, d). Results of a `FeatureMap` are not
+    checked, because their shape and dtype are known.
     """
 
     def __init__(self, transform: Transform | None, rows: Rows) -> None:
         self._transform = transform
-        self.dim = 0  # `_checked_features` then accepts any number of features
+        self.dim = 0  # with 0, `_checked_features` accepts any number of features
         if transform is None:
             self.dim = rows.shape[1]
         else:

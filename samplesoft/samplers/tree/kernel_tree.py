@@ -61,7 +61,7 @@ UPDATES_BEFORE_RENEWAL = 16
 # max number of feature values in memory at a time; a single leaf may have more
 _CHUNK_VALUES = 1 << 24
 _UPDATE_CHUNK_CLASSES = 256  # number of updated classes whose features are computed together
-# if weights in leaves need features: number of examples for which they are computed together
+# number of examples that are processed together if weights in leaves are computed from features
 _KERNEL_CHUNK_EXAMPLES = 64
 _MAX_PATHS = 1 << 21  # max number of paths from the root to a leaf in memory at a time
 _VISIT_COST = 1000  # cost of visiting a node in addition to its product, in multiplications
@@ -175,7 +175,7 @@ class KernelTree(Sampler):
         super().__init__(n, dim, rows.dtype, device)
         self.leaf = as_choice("leaf", leaf, LEAF_WEIGHTS)
 
-        # the ratio of two masses must stay finite and above 0
+        # clipped, so that the ratio of two masses stays finite and above 0
         self.floor = min(max(as_positive("floor", floor), MIN_FLOOR), 1.0 / MIN_FLOOR)
         self.scale = as_positive("scale", scale)
         progress = as_flag("progress", progress)
@@ -572,7 +572,7 @@ class KernelTree(Sampler):
         slots = slots.reshape(leaves.shape)
 
         for chunk in self._leaf_chunks(len(visited)):
-            # -1 for leaves of other chunks, which kernels skip
+            # the offset -1 marks leaves of other chunks, which kernels skip
             in_chunk = (slots >= chunk.start) & (slots < chunk.stop)
             offsets = to_device(np.where(in_chunk, (slots - chunk.start) * leaf_size, -1))
             yield LeafRows(phi, self._features_of_leaves(visited[chunk]), offsets)

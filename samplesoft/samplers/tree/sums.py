@@ -90,7 +90,7 @@ class TreeSums:
         steps, offsets = plan_updates(leaves, self.nodes.shape[0])
         arrays = self._backend
 
-        # in stages, because the steps of a level read the results of the level below
+        # from the leaves upwards, because the steps of a level read the results of the level below
         for stage in arrays.stages(offsets):
             stage_steps = arrays.to_device(steps[stage])
 
@@ -208,11 +208,11 @@ def combine_siblings(nodes: NDArray[Any], half: int, columns: tuple[int, int]) -
 
 @njit
 def plan_updates(leaves: IntArray, num_leaves: int) -> tuple[IntArray, IntArray]:
-    """Return the steps (S, 4) that add changes to `leaves` (k,), and their offsets by level.
+    """Return the steps (S, 4) of an update of `leaves` (k,), and the offset of each level in them.
 
-    `leaves` are in increasing order. Each step updates one node. The changes of leaves are the rows
-    of an array (k, F), in which `apply_updates` also stores the sums of changes. The columns of
-    `steps` are:
+    `leaves` are in increasing order. Each step updates the row of one node. The changes of leaves
+    are the rows of an array (k, F), in which `apply_updates` also stores the sums of changes. The
+    columns of the steps are:
 
     - the row of the node, or -1 for a node without a right half,
     - the row of the change of one half,

@@ -49,7 +49,7 @@ class TreeParameters(NamedTuple):
 
     num_classes: int
     leaf_size: int  # classes in a leaf; the last leaf may hold fewer
-    floor: float  # minimum mass of a node, per class
+    floor: float  # min mass of a node, divided by its number of classes
     weight_kind: int  # formula for class weights: KERNEL, SOFTMAX or QUADRATIC
     scale: float  # parameter of this formula
 
@@ -57,7 +57,7 @@ class TreeParameters(NamedTuple):
 class Tree(NamedTuple):
     """The node sums of a tree with L leaves and F features, and the parameters of the tree."""
 
-    nodes: Real  # (L, F): total and differences of siblings, see `sums`
+    nodes: Real  # (L, F): row 0 is the total, other rows are differences of siblings
     parameters: TreeParameters
 
 
@@ -315,7 +315,7 @@ def split_run(
         # given the branch, the rescaled value is again uniform on [0, 1)
         begin, width = (0.0, left_prob) if is_left else (left_prob, 1.0 - left_prob)
         sync_lanes()  # all lanes have read the uniform
-        # a uniform that rounds to 1 would enter a branch without mass
+        # a uniform that is rounded up to 1 could enter a branch of probability 0
         paths.uniforms[k] = min((u - begin) / width, _LARGEST_BELOW_ONE)
         first_right += is_left
 
