@@ -103,7 +103,10 @@ class LogisticCalibration(NamedTuple):
         return p
 
     def fitted(self, scores: Rows, codes: Any, weights: FloatArray) -> LogisticCalibration:
-        """Return a calibration that minimises a penalised log loss; see `SoftmaxCalibration`."""
+        """Return a calibration that minimises a penalised log loss.
+
+        See `SoftmaxCalibration.fitted` for arguments and penalty.
+        """
         start = [1.0 / self.temperature]
         (scale,) = _minimise_log_loss(logistic_log_loss, start, scores, codes, weights)
         return LogisticCalibration(1.0 / scale, self.several_labels)

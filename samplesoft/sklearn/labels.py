@@ -342,7 +342,10 @@ def _checked_indicator(y: Any) -> sparse.csr_array:
 
 
 def _with_unit_entries(matrix: sparse.csr_array) -> sparse.csr_array:
-    """Return a copy of `matrix` (N, n) whose entries are all 1; sorts `matrix` in place."""
+    """Return a copy of `matrix` (N, n) whose entries are all 1.
+
+    Repeated entries of `matrix` are merged, and its indices sorted, in place.
+    """
     matrix.sum_duplicates()  # the labels of an example may contain a label twice
     ones = np.ones(matrix.nnz)
     return sparse.csr_array((ones, matrix.indices, matrix.indptr), matrix.shape)

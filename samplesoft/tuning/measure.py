@@ -116,9 +116,9 @@ class Workload:
     def make_layer(
         self, name: str, sampler: Sampler | None, m: int | None, shared: bool
     ) -> SoftmaxLayer:
-        """Return a new softmax layer with these class vectors and the loss `name`.
+        """Return a new softmax layer with the class vectors `rows` and the loss `name`.
 
-        `sampler`, `m` draws and `shared` are ignored by the full softmax.
+        The full softmax ignores `sampler`, the number of draws `m`, and `shared`.
         """
         loss = make_loss(name, tau=self.tau, normalize=self.unit_vectors, reduction="sum")
         return SoftmaxLayer(self.rows, loss, sampler, m, shared=None if sampler is None else shared)
@@ -241,9 +241,9 @@ def find_crossover(
 ) -> int | None:
     """Return the number of classes above which a sampled step is faster than a full-softmax step.
 
-    Both steps are timed with various numbers of classes, whose vectors are a subset of the class
-    vectors, or contain them more than once. Returns None if the result is larger than the number of
-    classes that can be timed.
+    Steps of `setting` and `full` are timed with various numbers of classes, whose vectors are a
+    subset of the class vectors, or contain them more than once. Returns None if the result is
+    larger than the number of classes that can be timed.
     """
     n, d = workload.rows.shape
     m = setting.num_sampled or 1
