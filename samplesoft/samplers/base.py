@@ -36,13 +36,15 @@ Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
 LogHook = Callable[[Rows, IntArray, IntArray], FloatArray]  # (contexts, ids, exclude)
 NO_CLASS = -1  # stands for "no class" in internal arrays of class indices
 _NO_EXCLUSION = np.array([NO_CLASS])
-_MAX_UNPOOLED_CONTEXTS = 32  # larger batches are grouped before they share draws
-_CONTEXTS_PER_GROUP = 20  # on average, in a large batch
+# largest batch whose contexts all take part in shared draws; a larger one is first divided into
+# groups of similar contexts
+_MAX_UNPOOLED_CONTEXTS = 32
+_CONTEXTS_PER_GROUP = 20  # average number of contexts in a group of a large batch
 
 
 @cache
 def _cached_log(count: int) -> np.float64:
-    """Return the logarithm of `count` as a NumPy float64, so that a sum with float32 is float64."""
+    """Return log(count) as a NumPy float64, so that its sum with float32 values is in float64."""
     return np.float64(np.log(count))
 
 
@@ -143,7 +145,7 @@ class Sampler(ABC):
         return backend(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle; raise for a sampler on a GPU."""
+        """Return the attributes to pickle; raise an error for a sampler on a GPU."""
         require_copyable(self, self.device)
         return self.__dict__
 
@@ -188,7 +190,7 @@ class Sampler(ABC):
         """
         contexts, excluded, weights = self._checked_arguments(h, exclude, shared)
         m = as_count("num_sampled", num_sampled)
-        # each draw is a function of this key and of its row and column
+        # each draw is a function of this key and of its row and column in the result
         key = stream_key(rng)
 
         # a draw takes 8 bytes in `ids` and 8 in `log_q`
@@ -305,7 +307,8 @@ class Sampler(ABC):
         TypeError, ValueError
             If an argument is malformed; the sampler is then unchanged.
         """
-        # an update of no classes is valid, although other methods refuse a matrix without rows
+        # An update of no classes is valid: return before the check of vectors, which refuses a
+        # matrix without rows.
         classes = self._backend.ids("ids", ids, self.num_classes)
         if not classes.shape[0]:
             if not hasattr(class_embeddings, "shape"):
@@ -321,7 +324,8 @@ class Sampler(ABC):
             )
 
         if self.dim is not None:
-            # two steps, so that an update that raises changes nothing: check, then apply
+            # `_prepare_update` checks, and the function that it returns applies the update: an
+            # update that raises changes nothing
             self._prepare_update(classes, rows)()
 
     def __repr__(self) -> str:
@@ -333,7 +337,9 @@ class Sampler(ABC):
         return f"<{type(self).__name__}: {', '.join(properties)}>"
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:  # noqa: B027
-        """Redraw the candidates that all draws of a batch share; do nothing if there are none.
+        """Redraw the candidates, the only classes that draws of a batch may give.
+
+        Only samplers with a `TwoPassSampler` have candidates; the others do nothing.
 
         Parameters
         ----------
@@ -351,7 +357,10 @@ class Sampler(ABC):
         """
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the learned arrays by name, except those that follow from class vectors."""
+        """Return the arrays that the sampler has learned, by name.
+
+        Arrays that can be computed from the class vectors are left out.
+        """
         return {}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -378,8 +387,8 @@ class Sampler(ABC):
     ) -> FloatArray:
         """Check the arguments, and return the logarithms (B, k) that `hook` computes from them.
 
-        With `shared`, return the logarithm (1, k) of the mean of the hook's exponentials over the
-        contexts.
+        With `shared`, return the logarithm (1, k) of the mean over the contexts of the quantity
+        whose logarithm `hook` computes.
         """
         contexts, excluded, weights = self._checked_arguments(h, exclude, shared)
         if weights is None:
@@ -402,9 +411,9 @@ class Sampler(ABC):
     ) -> tuple[Rows, IntArray, FloatArray | None]:
         """Check the arguments; return contexts (B, d), excluded classes (B,) and weights (B,).
 
-        If `shared`, the contexts are the representatives of the batch. One set is then drawn from
-        the mixture of their distributions, with these weights. The weights are None if draws are
-        not shared, or if one context represents the batch.
+        If `shared`, the contexts are the representatives of the batch, and one set of classes is
+        drawn from the mixture of their distributions with these weights. The weights are None if
+        draws are not shared, or if one context represents the batch.
         """
         if self.dim is None and shared is True and exclude is None and type(h) is np.ndarray:
             # fast path: the sampler ignores contexts, so that the first represents the batch
@@ -439,9 +448,9 @@ class Sampler(ABC):
         """Return representatives (R, d) of a batch (B, d), and their weights (R,).
 
         Similar contexts are grouped by k-means. The representative of a group has the mean
-        direction and the mean norm of its contexts, and the weight is the group's fraction of the
-        batch. Batches of up to 32 contexts are returned unchanged. For a sampler that ignores
-        contexts, the first context represents all.
+        direction and the mean norm of its contexts, and its weight is the fraction of the batch
+        that is in the group. In a batch of up to 32 contexts, each represents itself. For a sampler
+        that ignores contexts, the first context represents all.
         """
         batch = h.shape[0]
         if self.dim is None:
@@ -454,14 +463,14 @@ class Sampler(ABC):
         if max_abs > 0.0:
             rows /= max_abs  # so that squares neither overflow nor all underflow
 
-        # Center before rounding to float32. Otherwise a large common component would take up the
-        # digits in which the contexts differ.
+        # Center before rounding to float32. Otherwise, if the contexts have a large common
+        # component, the digits in which they differ would be rounded away.
         centered = rows - rows.mean(axis=0)
         max_abs_centered = np.abs(centered).max()
         if max_abs_centered > 0.0:
             centered /= max_abs_centered
 
-        # a fixed seed, because the distribution must not depend on the seed of the draws
+        # k-means gets a fixed seed, because the distribution must not depend on the seed of draws
         groups = k_means(
             centered.astype(np.float32),
             max(_MAX_UNPOOLED_CONTEXTS, batch // _CONTEXTS_PER_GROUP),
@@ -471,8 +480,8 @@ class Sampler(ABC):
         _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
         norms = np.sqrt((rows**2).sum(axis=1))
 
-        # Scale the mean direction to the mean norm. The mean vector itself is shorter, so that its
-        # distribution would be flatter than the distributions of the contexts.
+        # Scale the mean direction to the mean norm. The mean vector itself may be much shorter, and
+        # its distribution of classes would be flatter than the distributions of the contexts.
         mean_norms = np.add.reduceat(norms[order], starts) / counts
         sums = np.add.reduceat(rows[order], starts)  # each sum has the mean direction of its group
         lengths = np.sqrt((sums**2).sum(axis=1))
@@ -494,7 +503,7 @@ class Sampler(ABC):
                 "samplers that ignore them accept None."
             )
 
-        # this sampler ignores contexts, but raises if labels were passed as `h` by mistake
+        # a sampler that ignores contexts still raises if labels were passed as `h` by mistake
         if self.dim is None and self.device == "cpu":
             contexts = np.atleast_2d(as_array("h", h))
             if contexts.ndim != 2 or contexts.dtype.kind != "f" or 0 in np.shape(h)[:1]:
@@ -516,7 +525,7 @@ class Sampler(ABC):
             return self._backend.to_device(np.full(batch, NO_CLASS))
 
         labels: IntArray = self._backend.labels("exclude", exclude, self.num_classes, (batch,))
-        # without the only class, probabilities would be 0 / 0
+        # if the only class were excluded, probabilities would be 0 / 0
         if self.num_classes == 1:
             raise ValueError(
                 "`exclude` must leave a class to draw, got the only one of 1 class; omit `exclude`."
@@ -540,14 +549,14 @@ class Sampler(ABC):
         chosen = np.searchsorted(ends, uniform_block(choice_key, 1, m)[0], side="right")
         contexts, slots, counts = np.unique(chosen, return_inverse=True, return_counts=True)
 
-        # draw k is draw turns[k] of its context
+        # draw k of the set is draw number turns[k] of the context that was chosen for it
         turns = np.empty(m, np.int64)
         turns[np.argsort(chosen, kind="stable")] = np.arange(m) - np.repeat(
             np.cumsum(counts) - counts, counts
         )
 
-        # every chosen context draws as many classes as the most frequently chosen one, and surplus
-        # draws are discarded
+        # Every chosen context draws as many classes as the most frequently chosen context needs.
+        # Surplus draws are discarded.
         chosen_contexts = arrays.take_rows(h, contexts)
         no_exclusion = self._checked_excluded(None, len(contexts))
         drawn = self._sample(chosen_contexts, int(counts.max()), no_exclusion, draw_key).ids
@@ -560,14 +569,17 @@ class Sampler(ABC):
 
     @abstractmethod
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        """Draw m classes for each context of `h` (B, d), but never the class in `exclude` (B,)."""
+        """Draw m classes for each context of `h` (B, d), but never its class in `exclude` (B,)."""
 
     @abstractmethod
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        """Return the log-probabilities (B, k) of classes `ids` (B, k), -inf for `exclude` (B,)."""
+        """Return the log-probabilities (B, k) of classes `ids` (B, k).
+
+        The log-probability of the excluded class in `exclude` (B,) is -inf.
+        """
 
     def _log_expected_count(self, h: Rows, ids: IntArray, m: int, exclude: IntArray) -> FloatArray:
-        """Return the log of the expected count of each class of `ids` (B, k) in m draws.
+        """Return the log of the expected count in m draws of each class of `ids` (B, k).
 
         This default, ``log(m q)``, is for draws with replacement.
         """
@@ -575,10 +587,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the probabilities (B, n) of all classes."""
+        """Return the probabilities (B, n) of all classes, 0 for classes in `exclude` (B,)."""
 
     def _log_total_weight(self, h: Rows, exclude: IntArray) -> FloatArray:
-        """Return the log (B,) of the sum of the unnormalised weights of all classes but `exclude`.
+        """Return the log (B,) of the sum of unnormalised weights, without the excluded classes.
 
         A distributed layer chooses a shard in proportion to this sum. Samplers that do not support
         distributed layers do not implement it.
@@ -588,7 +600,8 @@ class Sampler(ABC):
     def _prepare_update(self, ids: IntArray, rows: Rows) -> Callable[[], None]:
         """Check and compute an update of class vectors; return a function that applies it.
 
-        The returned function cannot fail, so that an update that raises changes nothing.
+        All errors are raised here, and the returned function cannot fail, so that an update that
+        raises changes nothing.
         """
         return lambda: None
 
@@ -602,7 +615,7 @@ def as_sampler(name: str, value: Any) -> Sampler:
     missing = [member for member in members if not hasattr(value, member)]
     if missing:
         got = type(value).__name__
-        # a list of all members would not help
+        # the message lists the missing members, unless all are missing
         if len(missing) < len(members):
             got += f" without {', '.join(missing)}"
         raise TypeError(

@@ -30,8 +30,8 @@ from samplesoft.samplers.bigram import BigramSampler
 from samplesoft.samplers.dense import inverse_cdf
 from samplesoft.samplers.softmax import SoftmaxSampler
 
-# Attributes that must agree if both samplers of a mixture have them: the requirement in words, the
-# relative tolerance, and the remedy.
+# Attributes that must be equal if both samplers of a mixture have them. For each: the requirement
+# in words, the relative tolerance, and the remedy.
 _SHARED_PROPERTIES = {
     "num_classes": ("have the same number of classes", 0.0, "draw from the same classes"),
     "dim": ("take vectors of the same dimension", 0.0, "make both from the same class vectors"),
@@ -50,7 +50,7 @@ class CertainSampler(Sampler):
         + \frac1m \sum_{i=1}^m \frac{e_{s_i}}{q_{s_i}},
 
     with the label t and m draws from a proposal q over the other classes, so that only the sum over
-    the other classes is estimated. The scores of H are one matrix product for the whole batch.
+    the other classes is estimated. One matrix product computes the scores of H for a whole batch.
 
     Parameters
     ----------
@@ -79,9 +79,9 @@ class CertainSampler(Sampler):
     A draw of m has k + m classes: first the k always-included classes, with expected count 1, then
     m draws of the tail, with the expected counts that the tail reports. Schemes ``"negatives"`` and
     ``"masked"`` of `samplesoft.losses.SampledSoftmaxLoss` support such draws, and
-    `samplesoft.exact_bias` with this sampler as q returns its bias. If the excluded class is always
-    included, its column holds a copy of the first draw of the tail, and each of the two columns has
-    half the weight. The method `log_expected_count` ignores the copy.
+    `samplesoft.exact_bias` with this sampler as q returns its bias. If the excluded class is one of
+    the k always-included classes, its column holds a copy of the first draw of the tail, and each
+    of the two columns has half the weight. The method `log_expected_count` ignores the copy.
 
     `log_prob` and `probs` describe one draw of the tail: always-included classes have probability
     0. `samplesoft.samplers.make_certain_sampler` makes a `CertainSampler` of the most frequent
@@ -120,16 +120,16 @@ class CertainSampler(Sampler):
         self.tail = tail
         self.tau = tail.tau
 
-        # whether draws are with replacement, as those of the tail
+        # the tail decides whether draws are with replacement
         self.replace = getattr(tail, "replace", True)
 
-        # the class of each index in the tail, and the index in the tail of each class
+        # the class at each tail index, and the tail index of each class (`NO_CLASS` if it has none)
         self._tail_classes = np.delete(np.arange(n), self.certain)
         self._tail_index = np.full(n, NO_CLASS)
         self._tail_index[self._tail_classes] = np.arange(tail.num_classes)
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
-        """Redraw the candidates of the tail, if it has any."""
+        """Redraw the candidate classes of the tail, if it has any."""
         self.tail.refresh(rng)
 
     def observe(self, labels: Any) -> None:
@@ -170,8 +170,8 @@ class CertainSampler(Sampler):
     def _prepend_certain(self, tail_draw: Draw) -> Draw:
         """Return a draw (B, k + m): k always-included classes, and then the draws of the tail.
 
-        `tail_draw` (B, m) holds class indices of the tail, which are replaced by class indices of
-        this sampler.
+        The draw `tail_draw` (B, m) has class indices of the tail, which are replaced by class
+        indices of this sampler.
         """
         require_memory("certain", len(self.certain), 24.0 * len(tail_draw.ids) * len(self.certain))
         padding = ((0, 0), (len(self.certain), 0))  # columns of the always-included classes
@@ -181,7 +181,8 @@ class CertainSampler(Sampler):
         return Draw(ids, log_q, np.pad(tail_draw.log_expected_count, padding))
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
-        # always-included classes are not in the tail: evaluate its class 0, then overwrite it
+        # always-included classes are not in the tail: class 0 of the tail is evaluated in their
+        # place, and its value is replaced by -inf
         contexts = self.tail._checked_contexts(h)
         tail_ids = np.maximum(self._tail_index[ids], 0)
         log_q = self.tail._log_prob(contexts, tail_ids, self._excluded_tail_index(exclude))
@@ -194,9 +195,10 @@ class CertainSampler(Sampler):
             contexts, tail_ids, m, self._excluded_tail_index(exclude)
         )
 
-        counts = np.where(self._tail_index[ids] < 0, 0.0, counts)  # once in every draw, log(1)
+        # an always-included class is once in every draw: log(1) = 0
+        counts = np.where(self._tail_index[ids] < 0, 0.0, counts)
 
-        # the tail sets excluded classes to -inf, but not those that are always included
+        # the tail has set its own excluded classes to -inf; the always-included ones remain
         return np.where(ids == exclude[:, None], -np.inf, counts)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -216,7 +218,7 @@ class CertainSampler(Sampler):
         return self.tail._prepare_update(self._tail_index[ids[in_tail]], tail_rows)
 
     def _excluded_tail_index(self, exclude: IntArray) -> IntArray:
-        """Return the index in the tail of each excluded class (B,), or `NO_CLASS`."""
+        """Return the tail index (B,) of each excluded class, or `NO_CLASS` if it has none."""
         excluded = np.where(exclude >= 0, self._tail_index[exclude], NO_CLASS)
         if self.tail.num_classes == 1 and (excluded >= 0).any():
             raise ValueError(
@@ -230,9 +232,9 @@ class CertainSampler(Sampler):
 class MixtureSampler(Sampler):
     """Draw from one of two samplers: from `first` with probability `weight`, else from `second`.
 
-    A mixture of a narrow proposal that follows the model and a broad one that reaches every class
-    has bounded importance weights: they are at most the weights of `second` alone, divided by
-    ``1 - weight``.
+    Let `first` follow the model closely, and let `second` reach every class. The importance weights
+    of the mixture are then bounded: they are at most the importance weights of `second` alone,
+    divided by ``1 - weight``.
 
     Parameters
     ----------
@@ -297,12 +299,12 @@ class MixtureSampler(Sampler):
         self.tau = shared["tau"]
 
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:
-        """Redraw the candidates of both samplers, if they have any."""
+        """Redraw the candidate classes of both samplers, if they have any."""
         for sampler in self._samplers.values():
             sampler.refresh(rng)
 
     def observe(self, labels: Any) -> None:
-        """Update what both samplers have learned, by observed labels."""
+        """Update the class frequencies that both samplers learn, by observed labels."""
         for sampler in self._samplers.values():
             sampler.observe(labels)
 
@@ -337,7 +339,7 @@ class MixtureSampler(Sampler):
                 raise _without_replacement_error(name, sampler)
             ids.append(draw.ids)
 
-        # both samplers draw all m classes, so that these draws do not depend on the choices
+        # both samplers draw m classes, so that the draws do not depend on which of them are used
         mixed = np.where(uniform_block(choice, len(h), m) < self.weight, *ids)
         return Draw(mixed, self._log_prob(h, mixed, exclude))
 
@@ -347,7 +349,7 @@ class MixtureSampler(Sampler):
             for sampler in self._samplers.values()
         )
 
-        # in logarithms, because one of the probabilities may be 0 or underflow
+        # a sum in logarithms, because one of the probabilities may be 0 or underflow
         log_q: FloatArray = np.logaddexp(
             np.log(self.weight) + first, np.log1p(-self.weight) + second
         )
@@ -376,9 +378,10 @@ class MixtureSampler(Sampler):
 
 
 def _require_composable(name: str, sampler: Any, whole: str, remedy: str) -> None:
-    """Raise if `sampler` is not a `Sampler` on the CPU that can be a component of `whole`.
+    """Raise if `sampler` cannot be a component of another sampler, `whole`.
 
-    The arguments `name` (of the sampler), `whole` and `remedy` are words of the error message.
+    A component is a `Sampler` on the CPU whose contexts are vectors or None, without always-included
+    classes. `name` (of the sampler), `whole` and `remedy` are words of the error message.
     """
     if not isinstance(sampler, Sampler):
         raise TypeError(
@@ -515,7 +518,7 @@ class TwoPassSampler(Sampler):
         self._candidate_softmax = SoftmaxSampler(self._rows[self.candidate_ids], tau=self.tau)
 
     def observe(self, labels: Any) -> None:
-        """Update what the sampler of the candidates has learned, by observed labels."""
+        """Update the class frequencies that the sampler of the candidates learns, by labels."""
         self.candidates.observe(labels)
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -528,8 +531,8 @@ class TwoPassSampler(Sampler):
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
         excluded, has_none = self._excluded_candidate_index(exclude)
-        # Contexts without a candidate draw as well, so that the draws of other contexts do not
-        # change. Their draws are replaced below.
+        # Contexts that exclude the only candidate draw it here, so that the draws of other contexts
+        # do not change. Their draws are replaced below.
         draw = self._candidate_softmax._sample(h, m, excluded, key)
         ids = self.candidate_ids[draw.ids]
         log_q = draw.log_q
@@ -581,14 +584,15 @@ class TwoPassSampler(Sampler):
         return np.where(self.candidate_ids[indices] == ids, indices, NO_CLASS)
 
     def _excluded_candidate_index(self, exclude: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return candidate indices (B,) of excluded classes, and if each is the only candidate.
+        """Return the index in `candidate_ids` of each excluded class, and if it is the only one.
 
-        The index is `NO_CLASS` if the excluded class is no candidate, or is the only candidate.
+        Both arrays have shape (B,). The index is `NO_CLASS` if the excluded class is not a
+        candidate, or is the only candidate.
         """
         indices = self._candidate_index(exclude)
         has_none = (indices != NO_CLASS) & (len(self.candidate_ids) == 1)
         return np.where(has_none, NO_CLASS, indices), has_none
 
     def _probs_without_only_candidate(self) -> FloatArray:
-        """Return the probabilities (n,) under `candidates` if the only candidate is excluded."""
+        """Return the probabilities (n,) under `candidates` when the only candidate is excluded."""
         return self.candidates.probs(None, exclude=self.candidate_ids).ravel()

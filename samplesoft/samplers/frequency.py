@@ -32,13 +32,16 @@ from samplesoft.samplers.static import WeightedSampler
 from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
 _MAX_LABELS = 1 << 62  # maximum number of labels that a sampler can observe
-# Minimum of (open gap / mean gap) at which an open gap counts. By chance, a gap so long has the
-# probability exp(-16), 1 in 9 million.
+# An open gap, which is the number of labels since a class was last observed, counts if it is longer
+# than this many mean gaps of the class. At a constant frequency, a gap so long has the probability
+# exp(-16), 1 in 9 million.
 _LONG_GAP_RATIO = 16.0
 _MIN_COUNT = 5e-324  # the smallest positive float64
-# the weight of one observation in a tree is at most 2 to this power
+# largest exponent e such that one observation may add a weight of 2**e to a tree; larger weights
+# are prevented by the unit of the counts
 _MAX_EXPONENT = 900
-# upper bound on the mean gap of a class before its first observation, in labels
+# largest mean gap, in labels, that a class may have before its first observation; larger values are
+# lowered to it
 _MAX_GAP = 1e300
 _BLOCK_CLASSES = 1024  # number of classes whose open gaps are checked together
 
@@ -85,7 +88,8 @@ class LogUniformSampler(WeightedSampler):
         # the base class divides these weights by their sum, log(n + 1)
         super().__init__(log_uniform_weights(n), replace=replace)
 
-        # draws are ranks, which `_order` maps to classes; None if ranks are indices
+        # The base class draws ranks, and `_order` maps ranks to classes. It is None if the rank of
+        # each class is its index.
         self._order: IntArray | None = None
         if class_counts is not None:
             order = _classes_by_decreasing_count(class_counts)
@@ -94,7 +98,7 @@ class LogUniformSampler(WeightedSampler):
                 self._ranks = np.argsort(order)
 
     def _ranks_of(self, classes: IntArray) -> IntArray:
-        """Return the rank of each class, and `NO_CLASS` for `NO_CLASS`."""
+        """Return the rank of each class; entries that are `NO_CLASS` stay `NO_CLASS`."""
         if self._order is None:
             return classes
         ranks: IntArray = np.where(classes >= 0, self._ranks[classes], classes)
@@ -119,7 +123,7 @@ class LogUniformSampler(WeightedSampler):
 class UnigramSampler(WeightedSampler):
     """Draw each class in proportion to a power of its count.
 
-    A class with count 0 is treated as half of the smallest positive count.
+    A count of 0 is replaced by half of the smallest positive count.
 
     Parameters
     ----------
@@ -147,7 +151,7 @@ class UnigramSampler(WeightedSampler):
     """
 
     def __init__(self, counts: ArrayLike, *, power: float = 0.75, replace: bool = True) -> None:
-        # checked here, because errors of the base class name weights and not counts
+        # checked here, because error messages of the base class speak of weights, not of counts
         class_counts = as_counts("counts", to_host(counts))
         weights = unigram_weights(class_counts, as_positive("power", power))
         super().__init__(weights, replace=replace)
@@ -199,7 +203,7 @@ class LearnedUnigramSampler(Sampler):
         # memory of the counts and of the tree
         require_memory("num_classes", self.num_classes, 40.0 * self.num_classes)
 
-        # a scalar is the count of all classes
+        # a scalar is the initial count of each class
         initial_counts = as_array("initial", initial)
         if initial_counts.ndim == 0:
             initial_counts = np.broadcast_to(initial_counts, self.num_classes)
@@ -211,8 +215,8 @@ class LearnedUnigramSampler(Sampler):
             )
 
         # Counts are divided by a unit before the power is taken. The unit is a power of two, so
-        # that integer counts stay exact. It is at least `min_unit`, so that the weight of one
-        # observation is finite, however small the initial counts are.
+        # that integer counts stay exact. It is at least `min_unit`, so that one observation adds a
+        # finite weight, however small the initial counts are.
         min_unit = 2.0 ** -min(int(_MAX_EXPONENT / self.power), _MAX_EXPONENT)
         self._count_unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), min_unit)
 
@@ -265,8 +269,8 @@ class LearnedUnigramSampler(Sampler):
         return weights
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # a class has its weight as the only feature, so that its product with a context of 1 is the
-        # weight, to which draws are proportional
+        # The tree draws in proportion to the product of context and features. The only feature of a
+        # class is its weight, and the context is 1, so that the product is the weight.
         return self._tree._sample(np.ones((len(h), 1)), m, exclude, key)
 
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
@@ -281,7 +285,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
 
     A gap is the number of labels from one observation of a class to the next. For each class, the
     sampler keeps the time of the last observation and a moving average of the gaps. The frequency
-    estimate is 1 over this average. The gap since the last observation, which is still open, counts
+    estimate is 1 divided by this average. The open gap, from the last observation until now, counts
     as soon as it is longer than 16 average gaps. The estimates therefore follow a stream whose
     frequencies change and in which classes appear and disappear, whereas `LearnedUnigramSampler`
     adapts ever more slowly.
@@ -319,11 +323,11 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     **Classes that disappear.** In the paper, a class that is no longer seen keeps its frequency for
     ever. This sampler adds an open gap that is longer than 16 average gaps to the average, as if
     the gap ended now. After a gap of ``a`` labels, the frequency estimate is then at most
-    ``1 / (rate * a)``. For a class with a constant frequency, a gap is so long by chance once in
-    nine million times, so that the estimate of a rare class depends on completed gaps only. The
-    growth of the average is rounded down to four binary digits, so that an open gap changes the
-    estimate only occasionally, and not at each label. The division of labels into calls of
-    `observe` changes nothing.
+    ``1 / (rate * a)``. For a class with a constant frequency, only one gap in nine million is so
+    long, so that the estimate of a rare class depends on completed gaps only. The factor by which
+    an open gap raises the average is rounded down to four binary digits, so that it changes the
+    estimate only occasionally, and not at each label. The estimates do not depend on how the labels
+    are divided into calls of `observe`.
 
     The estimates need not sum to 1. They are normalised for the draws, and q is exact. `counts` are
     the estimates times the sum of `initial`, scaled by a power of two if this sum overflows.
@@ -363,7 +367,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         self.rate = as_positive("rate", as_fraction("rate", rate))
 
         with np.errstate(over="ignore"):
-            # a class with an average gap of 1 has this count
+            # count of a class with an average gap of 1; it is divided by longer average gaps
             self._initial_total = float(self._counts.sum())
 
         if self._initial_total == np.inf:
@@ -381,7 +385,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         self._schedule_gap_checks()
 
     def observe(self, labels: Any) -> None:
-        """Update the estimates by labels (k,) in their order.
+        """Update the estimates by labels (k,), which were observed in this order.
 
         If one label is malformed, no estimate changes.
         """
@@ -406,7 +410,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         )
 
         changed_classes = np.append(classes, overdue_classes)
-        # before all other changes, because it may raise
+        # this call comes before all other changes, because it may raise an error
         self._set_counts(changed_classes, self._initial_total / mean_gaps)
 
         self._mean_gaps = writable(self._mean_gaps)
@@ -426,11 +430,11 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
     def _blocks_and_overdue_classes(
         self, now: int, observed: IntArray
     ) -> tuple[IntArray, IntArray]:
-        """Return the blocks that are due for a check by time `now`, and the classes that are due.
+        """Return the blocks, and the classes, whose open gaps must be checked at time `now`.
 
         The classes `observed` (k,) are left out, because `observe` updates them anyway.
         """
-        # `_min_next_checks` shows for most blocks that no class is due
+        # `_min_next_checks` shows for most blocks that none of their classes must be checked
         blocks = np.flatnonzero(self._min_next_checks <= now)
         rows, columns = np.nonzero(self._next_checks[blocks] <= now)
         overdue_classes = np.setdiff1d(
@@ -453,7 +457,10 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         self._min_next_checks = self._next_checks.min(axis=1)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return counts, average gaps, numbers of observations, their last times, and the time."""
+        """Return counts, average gaps, numbers of observations, their last times, and the time.
+
+        The keys are "counts", "gaps", "seen", "last" and "time".
+        """
         times = {"seen": self._num_seen.copy(), "last": self._last_seen.copy()}
         estimates = {"counts": self.counts, "gaps": self._mean_gaps.copy()}
         return {**estimates, **times, "time": np.array([self._time])}
@@ -510,7 +517,7 @@ def _update_gaps(
         j = ids[i]
         now = time + i + 1
         num_seen[j] += 1
-        # at first the plain mean of all gaps, including the initial one
+        # while there are few gaps, their plain mean; the initial gap is one of them
         weight = max(rate, 1.0 / (num_seen[j] + 1))
         gaps[j] += weight * (now - last_seen[j] - gaps[j])
         last_seen[j] = now
@@ -523,19 +530,20 @@ def _mean_gaps_and_next_checks(
 
     At the time of the next check, the open gap may have grown enough to change the average again.
     The arguments are, for k classes, the average `gaps`, the numbers of observations `num_seen`,
-    and the times of the last observation `last_seen`. The results depend on nothing else, and so
-    not on the division of labels into calls.
+    and the times of the last observation `last_seen`. The results do not depend on how labels are
+    divided into calls of `observe`.
     """
     weight = np.maximum(rate, 1.0 / (num_seen + 2.0))  # weight of a gap that would end now
-    with np.errstate(over="ignore"):  # the ratio of a class with a tiny average gap
+    with np.errstate(over="ignore"):  # the ratio overflows if the average gap is tiny
         gap_ratios = (now - last_seen) / gaps
         growth = np.where(gap_ratios > _LONG_GAP_RATIO, 1.0 + weight * (gap_ratios - 1.0), 1.0)
 
+        # round the growth down to four binary digits
         mantissa, exponent = np.frexp(growth)
         growth = np.ldexp(np.floor(16.0 * mantissa) / 16.0, exponent)
         next_growth = growth + np.ldexp(1.0 / 16.0, exponent)
         gap_ratios = np.maximum(_LONG_GAP_RATIO, 1.0 + (next_growth - 1.0) / weight)
-        # one label early, to allow for rounding; a check that comes too early changes nothing
+        # Check one label early, to allow for rounding. A check that is too early changes nothing.
         next_check = np.minimum(last_seen + np.floor(gap_ratios * gaps) - 1.0, float(_MAX_LABELS))
 
     return gaps * growth, np.maximum(next_check.astype(np.int64), now + 1)

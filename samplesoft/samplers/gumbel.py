@@ -32,14 +32,16 @@ from samplesoft.samplers.base import Draw, Rows
 from samplesoft.samplers.k_means import k_means, require_finite_distances
 
 Rng = int | np.random.Generator | None
-_NUM_DROPPED_BITS = np.uint64(12)
-_TAIL_STREAM = np.uint64(1 << 63)  # a stream number that no context uses
+_NUM_DROPPED_BITS = np.uint64(12)  # of 64 random bits, 52 are used
+# number of the random stream for the tail in log Z-hat; contexts have smaller numbers
+_TAIL_STREAM = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True, eq=False)
 class GumbelDraw(Draw):
     """Result of `gumbel_top_k`.
 
+    The perturbed log-softmax of a class is the sum of its log-softmax and its Gumbel noise.
     Parameters
     ----------
     ids : ndarray of int64, shape (B, k)
@@ -71,7 +73,7 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
     Returns
     -------
     GumbelDraw
-        The classes by decreasing perturbed logit, their log-softmax, and the threshold.
+        The classes, by decreasing sum of logit and noise; their log-softmax; and the threshold.
 
     Raises
     ------
@@ -141,9 +143,9 @@ def gumbel_top_k(logits: ArrayLike, k: int, *, rng: Rng = None) -> GumbelDraw:
 
 def _order_by_exact_sum(logits: FloatArray, noise: FloatArray) -> IntArray:
     """Return the classes (B, n) of each row, sorted by decreasing exact sum of logit and noise."""
-    # Different exact sums may round to the same float, but rounding never reverses an order. The
-    # rounding error of each sum is computed exactly (Knuth's two-sum), and breaks ties. For
-    # -1e17 + 0.3, which rounds to -1e17, it is 0.3.
+    # Different exact sums may round to the same float, but rounding never reverses their order.
+    # Such ties are broken by the rounding error of each sum, which is computed exactly (Knuth's
+    # two-sum). For -1e17 + 0.3, which rounds to -1e17, the error is 0.3.
     sums = logits + noise
     rounded_noise = sums - logits
     rounding_error = (logits - (sums - rounded_noise)) + (noise - rounded_noise)
@@ -168,11 +170,11 @@ class LazyGumbel:
     r"""Exact draws from ``softmax(tau h.c)`` that compute about sqrt(n) logits each.
 
     The classes with the largest logits of a context, its *head*, are found once. Each draw adds
-    Gumbel noise to the logits of the head, with the maximum M. Of all other classes, the *tail*, a
-    draw scores only the classes that might have a larger sum, because their noise exceeds
-    ``M - c``, where c is an upper bound on the logits of the tail. The noise of each class of the
-    tail exceeds ``M - c`` with probability ``1 - exp(-exp(c - M))``, so that the number of
-    classes to score is binomial and their positions in the tail are uniform.
+    Gumbel noise to the logits of the head; let M be the largest sum. All other classes are the
+    *tail*, and c is an upper bound on their logits. A class of the tail can have a sum above M only
+    if its noise exceeds ``M - c``. A draw scores only these classes, that is, computes their
+    logits. For each class of the tail, the probability is ``1 - exp(-exp(c - M))``. So the number
+    of classes to score is binomial, and their positions in the tail are uniform.
 
     Parameters
     ----------
@@ -391,8 +393,8 @@ class LazyGumbel:
     def _heads_and_bounds(self, h: Any, head: Any) -> tuple[Rows, IntArray, FloatArray, FloatArray]:
         """Return queries tau h (B, d), heads (B, k), their logits (B, k), and bounds (B,).
 
-        Each row of the heads is sorted. The bounds are upper bounds on all other logits of each
-        context.
+        Each row of the heads is sorted. The bound of a context is an upper bound on the logits of
+        its tail.
         """
         rows = self._rows
         k = self.num_head
@@ -428,7 +430,7 @@ class LazyGumbel:
         return queries, ids, scores, self._largest_norm * _row_norms(queries)
 
     def _scored_candidates(self, queries: Rows, b: int) -> tuple[IntArray, FloatArray, float]:
-        """Return classes (K,) scored for query b, their logits (K,), and a bound on the others."""
+        """Return the classes scored for query b, their logits, and a bound on all other logits."""
         n = len(self._rows)
         if self._cells is None:
             return np.arange(n), self._rows @ queries[b], -np.inf
@@ -465,7 +467,8 @@ class LazyGumbel:
         positions = (uniform_block(key, len(queries), num_tail_draws) * tail_size).astype(np.int64)
 
         for b in range(len(queries) if tail_size else 0):
-            # number of head classes with a smaller index than the class at each tail position
+            # for each drawn tail position, the number of head classes with a smaller index than the
+            # class at this position
             num_head_before = np.searchsorted(
                 ids[b] - np.arange(ids.shape[1]), positions[b], side="right"
             )
@@ -490,7 +493,7 @@ def _row_norms(rows: Rows) -> FloatArray:
 
 
 def _shifts_of_large_scores(scores: FloatArray) -> FloatArray:
-    """Return the maximum (B,) of each row of scores (B, k) if it is far from 0, else 0."""
+    """Return, for each row of `scores` (B, k), its maximum if that is far from 0, and else 0."""
     max_scores: FloatArray = scores.max(axis=1)
     return np.where(np.abs(max_scores) > FAR, max_scores, 0.0)
 
@@ -506,8 +509,8 @@ def _make_cells(rows: Rows, max_cells: int) -> _Cells:
     centers = np.empty((len(offsets) - 1, rows.shape[1]))
     radii = np.empty(len(offsets) - 1)
 
-    # The rounding error of a dot product is below d eps / 2 |q| |c|. Radii grow by four times that,
-    # for the rounding of centers, radii and bounds as well.
+    # The rounding error of a dot product is below d eps / 2 |q| |c|. Four times this is added to
+    # the radii, which also allows for the rounding of centers, radii and bounds.
     slack = 2.0 * (rows.shape[1] + 2) * float(np.finfo(rows.dtype).eps)
 
     with ignore_overflow():
@@ -532,10 +535,11 @@ def _score_cells(
     ids: IntArray,
     logits: FloatArray,
 ) -> tuple[int, int]:
-    """Write classes to `ids` and their logits for query b to `logits`, cell by cell.
+    """Score classes cell by cell: write them to `ids` and their logits for query b to `logits`.
 
-    Cells are scored in the order `cell_order`, by decreasing `bounds`, until a draw scores on
-    average at most k classes of the tail. Returns the numbers of scored cells and classes.
+    Cells come in the order `cell_order`, by decreasing `bounds` on their logits. The search stops
+    as soon as a draw scores on average at most k classes of the tail. Returns the number of scored
+    cells and the number of scored classes.
     """
     num_scored = 0
     max_logit = -np.inf
@@ -568,7 +572,7 @@ def _open_uniform(key: np.uint64, counter: np.uint64) -> float:
 
 @njit
 def _gumbel_noise(key: np.uint64, batch: int, num_classes: int) -> FloatArray:
-    """Return Gumbel noise (batch, num), with one random stream for each row."""
+    """Return Gumbel noise (batch, num_classes), with one random stream for each row."""
     values = np.empty((batch, num_classes))
     for b in range(batch):
         row = mix64(key, np.uint64(b))
@@ -592,9 +596,9 @@ def _draw_lazily(
 ) -> float:
     """Write draws of context b to `ids` (m,) and their logits to `logits` (m,).
 
-    `head` (k,) are sorted classes with logits `scores` (k,), and `bound` is an upper bound on all
-    other logits. `shift` has been subtracted from the scores, the bound and the written logits.
-    Returns the largest scored logit of the tail, minus `shift`.
+    `head` (k,) holds the sorted classes of the head, `scores` (k,) their logits, and `bound` is an
+    upper bound on the logits of the tail. `shift` is subtracted from all logits: the scores, the
+    bound, the written logits, and the returned value. That is the largest scored logit of the tail.
     """
     tail_size = len(rows) - len(head)
     max_tail_logit = -np.inf
@@ -611,7 +615,8 @@ def _draw_lazily(
                 logits[k] = scores[i]
 
         # Gumbel noise is -log of an exponential time, at which a clock of the class rings. A class
-        # of the tail can win only if its clock rings before `time`, with the probability `prob`.
+        # of the tail can have the largest sum only if its clock rings before `time`, which has the
+        # probability `prob`.
         time = np.exp(bound - max_perturbed)
         prob = -math.expm1(-time)
 
@@ -620,8 +625,9 @@ def _draw_lazily(
         counter = len(head)
 
         while True:
-            # All clocks of the tail ring before `time` with the same probability. So the number of
-            # classes between two such classes is geometric, with log(1 - prob) = -time.
+            # All clocks of the tail ring before `time` with the same probability. So between two
+            # classes whose clocks do, the number of classes is geometric, with
+            # log(1 - prob) = -time.
             gap = -math.log(_open_uniform(stream, np.uint64(counter))) / time
             if not gap < tail_size - 1 - position:
                 break
@@ -633,7 +639,7 @@ def _draw_lazily(
             logit = row_dot(rows, position + skipped, queries, b) - shift
             max_tail_logit = max(max_tail_logit, logit)
 
-            # the ringing time: exponential, conditioned on being less than `time`
+            # the time at which the clock rings: exponential, given that it is less than `time`
             clock = -math.log1p(-prob * _open_uniform(stream, np.uint64(counter + 1)))
             counter += 2
 

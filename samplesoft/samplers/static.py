@@ -26,18 +26,18 @@ from samplesoft.samplers.without_replacement import SuccessiveInclusion
 # thresholds and aliases, from `build_alias`
 AliasTable = tuple[NDArray[np.uint64], NDArray[np.int32]]
 _CHUNK_DRAWS = 1 << 16  # number of draws in one task of a thread
-# A smaller ratio of weights may have lost digits by underflow: its logarithm is computed as a
-# difference of logarithms.
+# Smallest ratio of weights of which the logarithm is taken. A smaller ratio may have lost digits by
+# underflow, and a difference of logarithms is computed instead.
 _MIN_ACCURATE_RATIO = 1e-300
 _EMPTY_SLOT = -1  # marks an empty slot of a hash set
 _ONE = np.uint64(1)
 
 
 class _AliasTables(NamedTuple):
-    """Two alias tables, one without the heaviest class, so that few draws are rejected.
+    """Alias tables with and without the class of the largest weight, so that rejections are rare.
 
-    An example that excludes the heaviest class uses the table without this class. Any other class
-    has at most half of the mass, so that at most every other draw is rejected on average.
+    An example that excludes the heaviest class uses the table without it. Any other class has at
+    most half of the mass, so that on average at most half of the draws are rejected.
     """
 
     all_classes: AliasTable
@@ -49,8 +49,8 @@ class _AliasTables(NamedTuple):
 class WeightedSampler(Sampler):
     """Draw classes in proportion to given weights, the same for every context.
 
-    A draw from an alias table takes constant time. It is repeated if it is the excluded class. If
-    the excluded class has the largest weight, draws come from a second table without this class.
+    A draw from an alias table takes constant time, and is repeated if it gives the excluded class.
+    If the excluded class has the largest weight, draws come from a second table without this class.
 
     Parameters
     ----------
@@ -106,7 +106,8 @@ class WeightedSampler(Sampler):
         self._heaviest = int(np.argmax(values))
         self._is_drawable = values > 0.0
 
-        # m of the last call without replacement, and the inclusion probabilities for this m
+        # m of the last draws without replacement, and an object that computes inclusion
+        # probabilities for this m
         self._last_inclusion: tuple[int, SuccessiveInclusion] | None = None
 
     def inclusion_probs(self, num_sampled: int, *, exclude: Any = None) -> FloatArray:
@@ -152,7 +153,7 @@ class WeightedSampler(Sampler):
         return probs.reshape(*shape, self.num_classes)
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # before the draws, because it raises if exclusion leaves no class
+        # computed before the draws, because it raises if exclusion leaves no class
         num_examples = exclude.shape[0]
         has_exclusion = exclude[0] >= 0 if num_examples == 1 else np.maximum.reduce(exclude) >= 0
         log_mass_left = self._log_mass_left(exclude)[:, None] if has_exclusion else None
@@ -215,7 +216,10 @@ class WeightedSampler(Sampler):
 
     @cached_property
     def _table_and_log_mass_without_heaviest(self) -> tuple[AliasTable, float]:
-        """Return the alias table without the heaviest class, and the log of its total mass."""
+        """Return the alias table without the heaviest class, and the log of its total probability.
+
+        The probabilities are those without exclusion.
+        """
         log_weights = self._log_weights.copy()
         log_weights[self._heaviest] = -np.inf
         max_log = float(log_weights.max())
@@ -229,14 +233,15 @@ class WeightedSampler(Sampler):
         return build_alias(weights), max_log + float(np.log(weights.sum())) - self._log_total
 
     def _log_q_without_exclusion(self, ids: IntArray) -> FloatArray:
-        """Return the log-probabilities of classes `ids`, of any shape, if no class is excluded."""
+        """Return the log-probabilities of `ids`, an array of any shape, if no class is excluded."""
         log_q: FloatArray = self._log_weights[ids] - self._log_total
         return log_q
 
     def _log_mass_left(self, exclude: IntArray) -> FloatArray:
-        """Return ``log(1 - q)`` (B,) of excluded classes; raise ValueError if no class is left.
+        """Return ``log(1 - q)`` (B,), the log of the mass that each excluded class leaves.
 
-        The value is 0 for a context without excluded class.
+        The value is 0 for a context without an excluded class. Raises ValueError if no class is
+        left.
         """
         log_mass = np.zeros(len(exclude))
         in_table = (exclude >= 0) & (exclude != self._heaviest)
@@ -274,7 +279,7 @@ class WeightedSampler(Sampler):
         `ids` and `exclude` (B,) are indices in the tables, which for `LogUniformSampler` are ranks.
         """
         cached = self._last_inclusion
-        # cached, because m rarely changes between calls, and all classes use the same quadrature
+        # reused, because m rarely changes from one call to the next
         if cached is None or cached[0] != m:
             cached = (m, SuccessiveInclusion(self._log_weights, m))
             self._last_inclusion = cached
@@ -337,9 +342,9 @@ def _write_alias_draws(
 ) -> None:
     """Write draws with replacement to `ids` (B, m).
 
-    Row b uses the random stream of example ``first_example + b``. `exclude` (B,) are classes that
-    are not drawn, or negative. Examples that exclude the heaviest class use the table without this
-    class. Other examples reject draws of the excluded class.
+    Row b uses the random stream of example ``first_example + b``, and `exclude` (B,) holds the
+    class that the row excludes, or a negative number for none. A row that excludes the heaviest
+    class uses the table without this class. Other rows reject draws of the excluded class.
     """
     num_draws = ids.shape[1]
 
@@ -350,7 +355,7 @@ def _write_alias_draws(
             tables.without_heaviest if excluded == tables.heaviest else tables.all_classes
         )
 
-        for k in range(num_draws):  # without branches, so that many reads of the table overlap
+        for k in range(num_draws):  # no branches, so that the processor overlaps many table reads
             ids[b, k] = alias_draw(mix64(row, np.uint64(k)), thresholds, alias)
 
         if excluded >= 0:
@@ -379,10 +384,10 @@ def _write_uniform_draws(
 
 @njit
 def _empty_hash_set(max_classes: int) -> IntArray:
-    """Return an empty hash set for up to `max_classes` classes, an array of slots.
+    """Return an empty hash set, an array of slots, for up to `max_classes` classes.
 
-    The number of slots is a power of two. At most half of the slots are used, so that a search
-    takes two or three steps.
+    The number of slots is a power of two, and at least twice the number of classes, so that a
+    search takes two or three steps on average.
     """
     num_slots = 4
     while num_slots < 2 * max_classes:
@@ -393,7 +398,7 @@ def _empty_hash_set(max_classes: int) -> IntArray:
 @njit
 def _hash_slot(members: IntArray, value: np.int64) -> np.int64:
     """Return the slot of `value` in the hash set `members`, or the empty slot to insert it."""
-    # slot modulo the number of slots, which is a power of two
+    # `& mask` is the remainder modulo the number of slots, which is a power of two
     mask = np.int64(len(members) - 1)
     slot = np.int64(mix64(np.uint64(value), _ONE)) & mask
     while members[slot] != _EMPTY_SLOT and members[slot] != value:
@@ -407,13 +412,13 @@ def _write_distinct_draws(
 ) -> None:
     """Write successive draws without replacement to `ids`; see `_write_alias_draws` for arguments.
 
-    Repeated classes are rejected. After too many rejections, the remaining draws are the classes
-    whose exponential clocks ring first. Exponential times have no memory, so that the distribution
-    is the same.
+    Repeated classes are rejected. After too many rejections, each class not yet drawn gets an
+    exponential clock, and the classes whose clocks ring first are the remaining draws. They have
+    the same distribution as with further rejections.
     """
     n = len(tables.log_weights)
     num_draws = ids.shape[1]
-    max_tries = n + 4 * num_draws  # take about as long as the clocks of all classes
+    max_tries = n + 4 * num_draws  # so many table reads take about as long as n clocks
     members = _empty_hash_set(num_draws + 1)
 
     for b in range(len(ids)):
@@ -446,17 +451,17 @@ def _write_distinct_draws(
 def _draw_by_earliest_clocks(
     key: np.uint64, log_weights: FloatArray, members: IntArray, ids: IntArray
 ) -> None:
-    """Fill `ids` with the classes whose exponential clocks ring first, in this order.
+    """Fill `ids` with the classes whose exponential clocks ring first, in the order of the rings.
 
-    The clock of a class rings at a rate equal to its weight. Classes in the hash set `members` are
-    left out.
+    The rate of a clock is the weight of its class. Classes in the hash set `members` are left out.
     """
-    # a heap of (-log time, class), with the latest of the earliest clocks at the top
+    # a heap of (-log time, class) of the earliest clocks so far, with the latest of them at the top
     heap = [(-math.inf, np.int64(_EMPTY_SLOT)) for _ in range(len(ids))]
 
     for j in range(len(log_weights)):
         if log_weights[j] > -math.inf and members[_hash_slot(members, np.int64(j))] == _EMPTY_SLOT:
-            # an exponential time with rate w is -log(1 - u) / w; in logarithms, as w may underflow
+            # an exponential time with rate w is -log(1 - u) / w; its log is computed, because w may
+            # underflow
             log_time = math.log(-math.log1p(-uniform(key, np.uint64(j)))) - log_weights[j]
             if -log_time > heap[0][0]:
                 heapq.heapreplace(heap, (-log_time, np.int64(j)))
@@ -471,8 +476,8 @@ def _write_distinct_uniform_draws(
 ) -> None:
     """Write uniform draws from ``range(n)`` without replacement to `ids` (B, m).
 
-    Floyd's method draws the set in O(m), and a shuffle orders it. See `_write_alias_draws` for the
-    other arguments.
+    Floyd's method draws the set of classes in O(m), and a shuffle puts them in random order. See
+    `_write_alias_draws` for the other arguments.
     """
     num_draws = ids.shape[1]
     members = _empty_hash_set(num_draws)
@@ -484,7 +489,7 @@ def _write_distinct_uniform_draws(
         num_left = n - 1 if excluded >= 0 else n
 
         for k in range(num_draws):
-            # Floyd: step k draws from range(bound + 1), and uses `bound` if the draw is a repeat
+            # Floyd's step k draws from range(bound + 1), and takes `bound` instead of a repeat
             bound = num_left - num_draws + k
             drawn = np.int64(uniform(row, np.uint64(2 * k)) * (bound + 1))
             slot = _hash_slot(members, drawn)

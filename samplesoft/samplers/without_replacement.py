@@ -25,21 +25,23 @@ from samplesoft.kernels import panels
 
 ComplexArray = NDArray[np.complex128]
 
-# `_PANEL_WIDTH` and `_MIN_CROWDED_CLASSES` give a relative error of 1e-11. At a late time t,
-# 1 - exp(-w t) is steep in log w, and interpolation is inaccurate. But the probability that none of
+# With the next two constants, interpolation in log w has a relative error of 1e-11. At a late time
+# t it is less accurate, because 1 - exp(-w t) is steep in log w. But the probability that none of
 # many clocks has rung by then is negligible.
-_PANEL_WIDTH = 0.2  # width of a panel in log w
-# Chebyshev nodes replace the classes of a panel with at least so many classes
+_PANEL_WIDTH = 0.2  # width in log w of a panel, an interval of log rates
+# smallest number of classes in a panel at which Chebyshev nodes replace the classes
 _MIN_CROWDED_CLASSES = 32
-_TIME_NODES = np.polynomial.legendre.leggauss(16)  # nodes and weights on one panel of log t
+# Gauss-Legendre nodes on [-1, 1] and their weights, for each panel of log t
+_TIME_NODES = np.polynomial.legendre.leggauss(16)
 _TIME_CHUNK = 8  # number of times in one task of a thread
-# points on a half circle; at most 54 are needed, if the variance of N is 17
+# size of arrays of points on a half circle; at most 54 points have terms that are not negligible,
+# and the maximum is reached if the variance of N is 17
 _CIRCLE_POINTS = 56
 _LOG_TINY = -34.0  # log of the relative magnitude below which terms are omitted
-# width of a panel in log t, in units of the time scale on which the distribution of N changes; the
-# 16 nodes suffice for this width
+# width of a panel of log t, divided by the scale in log t on which the distribution of N changes;
+# the 16 nodes suffice for this width
 _PANEL_LOG_TIME = 1.5
-_MAX_LOG_RADIUS = 300.0  # so that squares of saddle points z are finite
+_MAX_LOG_RADIUS = 300.0  # limit of |log |z|| at saddle points z, so that z**2 is finite
 
 
 class _Atoms(NamedTuple):
@@ -53,10 +55,10 @@ class _Atoms(NamedTuple):
 class _Quadrature(NamedTuple):
     """Nodes of the integral over t, with the terms of P(N(t) <= m - 1) at each node.
 
-    S, 1 or 2, is the number of values of `shift` in `_write_contours`.
+    There are S circles for each node, 1 or 2: one for each value of `shift` in `_write_contours`.
     """
 
-    log_t_start: float  # log t before which fewer than m clocks have rung
+    log_t_start: float  # log t before which the probability of m rings is negligible
     log_t: FloatArray  # (K,): nodes
     weights: FloatArray  # (K,): quadrature weights in log t
     z: ComplexArray  # (S, K, _CIRCLE_POINTS): points on a half circle
@@ -66,8 +68,8 @@ class _Quadrature(NamedTuple):
 class SuccessiveInclusion:
     """Inclusion probabilities of m successive draws without replacement, in proportion to weights.
 
-    `log_weights` (n,) are -inf for classes that are never drawn. m is at most the number of classes
-    that can be drawn.
+    `log_weights` (n,) are the logs of the weights, -inf for classes that are never drawn. m is at
+    most the number of classes that can be drawn.
 
     Class j has an exponential clock of rate w_j, and classes are drawn in the order in which their
     clocks ring. Let N(t) be the number of clocks other than clock i that have rung by time t. Class
@@ -82,12 +84,12 @@ class SuccessiveInclusion:
     distribution of N(t) allows. If a panel of log w has many classes, they are replaced by the
     Chebyshev nodes of the panel, so that n classes cost O(n) once.
 
-    The relative error of pi was at most 3e-12. It was compared with enumeration, for weights that
-    span up to 1e600, and with the sum over single classes in the hardest case for the nodes.
+    The relative error of pi was at most 3e-12. It was compared with enumeration, for ratios of
+    weights up to 1e600, and with atoms that are single classes in the hardest case for the nodes.
 
-    TensorFlow uses ``1 - (1 - q_i)**tries`` with the number of tries that the draws needed, and
-    CNTK uses the same formula with the mean number of tries in simulations. Both are
-    approximations.
+    TensorFlow uses ``1 - (1 - q_i)**tries``, where tries is the number of draws, with repeats,
+    until there are m distinct classes. CNTK uses the same formula with the mean number of tries in
+    simulations. Both are approximations.
 
     Sources: Rosén (1972), "Asymptotic theory for successive sampling with varying probabilities
     without replacement, I": the clocks. Daniels (1954), "Saddlepoint approximations in
@@ -107,7 +109,8 @@ class SuccessiveInclusion:
         half = 0.5 * np.diff(edges)[:, None]
         log_t = (edges[:-1, None] + half * (1.0 + _TIME_NODES[0])).ravel()
 
-        num_shifts = min(self._num_left_over, 2)  # the second is for excluded classes
+        # Shift 1 is for excluded classes. If one class is left over, exclusion needs no integral.
+        num_shifts = min(self._num_left_over, 2)
         z = np.zeros((num_shifts, len(log_t), _CIRCLE_POINTS), np.complex128)
         circle_terms = np.zeros_like(z)
 
@@ -124,14 +127,15 @@ class SuccessiveInclusion:
     def of_classes(self, ids: IntArray, exclude: IntArray) -> FloatArray:
         """Return the inclusion probabilities (B, k) of classes `ids` (B, k).
 
-        `exclude` (B,) holds a class of each row that is not drawn, or a negative number for none.
+        `exclude` (B,) holds, for each row, the class that is not drawn, or a negative number if all
+        classes can be drawn.
         """
         probs = np.empty(ids.shape)
         order = np.argsort(exclude, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(exclude[order])) + 1)
 
         def fill_group(rows: IntArray) -> None:
-            # these rows exclude the same class
+            # all `rows` exclude the same class
             excluded = int(exclude[rows[0]])
             classes = ids[rows]
             if excluded < 0:
@@ -155,7 +159,7 @@ class SuccessiveInclusion:
         log_excluded = -np.inf if excluded < 0 else float(self._log_w[excluded])
         if self._num_left_over == (log_excluded > -np.inf):  # all remaining classes are drawn
             probs: FloatArray = self._is_drawable[ids].astype(np.float64)
-        elif ids.size <= len(self._atoms.counts):  # one integral for each class is cheaper
+        elif ids.size <= len(self._atoms.counts):  # fewer integrals than one for each atom
             log_rates = self._log_w[ids].ravel()
             probs = _probs_among_first(log_rates, log_excluded, self._quadrature).reshape(ids.shape)
         else:
@@ -165,10 +169,10 @@ class SuccessiveInclusion:
         return probs
 
     def _make_atoms(self) -> _Atoms:
-        """Return the atoms: first the nodes of crowded panels of log w, then single classes.
+        """Return the atoms: first the nodes of all crowded panels, then single classes.
 
-        A panel is crowded if it has at least `_MIN_CROWDED_CLASSES` classes, which its nodes then
-        represent.
+        A panel is an interval of log w. It is crowded if it has at least `_MIN_CROWDED_CLASSES`
+        classes. Its Chebyshev nodes then represent these classes.
         """
         log_w = self._log_w
         is_drawable = self._is_drawable
@@ -190,14 +194,15 @@ class SuccessiveInclusion:
         node_positions = first_panel + np.flatnonzero(is_crowded)[:, None] + panels.node_positions()
         log_rates = np.append((node_positions * _PANEL_WIDTH).ravel(), log_w[self._single_classes])
 
-        # number of classes that a node represents: the sum over classes of its Lagrange polynomial
+        # number of classes that a node represents: the sum, over the classes of the panel, of the
+        # node's Lagrange polynomial
         counts = (moments[:, 0] @ panels.coefficient_matrix().T).ravel()
         return _Atoms(log_rates, np.append(counts, np.ones(len(self._single_classes))))
 
     def _interpolate_from_atoms(self, ids: IntArray, atoms: FloatArray) -> FloatArray:
         """Return probabilities (k,) of classes `ids` (k,), interpolated from `atoms` (A,).
 
-        `atoms` are the probabilities at the rates of the atoms.
+        `atoms` holds the inclusion probabilities of clocks with the rates of the A atoms.
         """
         num_nodes = len(atoms) - len(self._single_classes)
         coefficients = atoms[:num_nodes].reshape(-1, 1, panels.DEGREE) @ panels.coefficient_matrix()
@@ -214,16 +219,20 @@ class SuccessiveInclusion:
 
 @njit
 def _ring_probs(log_rate: float, log_t: float) -> tuple[float, float, float]:
-    """Return ``w t``, P(not rung) and P(rung) of a clock of rate w at time t."""
+    """Return ``w t``, ``exp(-w t)`` and ``1 - exp(-w t)`` for the rate w of a clock and a time t.
+
+    The last two are the probabilities that the clock has not rung, and has rung, by time t.
+    """
     age = math.exp(min(log_rate + log_t, LARGEST_EXPONENT))
     return age, math.exp(-age), -math.expm1(-age)
 
 
 @njit
 def _log_modulus_and_argument(p_silent: float, p_rung: float, z: complex) -> tuple[float, float]:
-    """Return the log of the modulus, and the argument, of the factor ``1 - p + p z``.
+    """Return the log modulus and the argument of ``1 - p + p z``, the factor of a clock in G(z).
 
-    `p_rung` is p and `p_silent` is 1 - p, so that both are accurate if p is near 0 or 1.
+    `p_rung` is p, and `p_silent` is 1 - p. Both are arguments, so that neither loses digits if p is
+    near 0 or 1.
     """
     real = (z.real - 1.0) * p_rung
     imag = z.imag * p_rung
@@ -239,7 +248,8 @@ def _log_modulus_and_argument(p_silent: float, p_rung: float, z: complex) -> tup
 def _mean_and_change_rate(log_t: float, atoms: _Atoms) -> tuple[float, float]:
     """Return the mean of N(t), and how fast the distribution of N(t) changes with log t.
 
-    The second value is the inverse of a time scale in log t, a heuristic for the width of panels.
+    The second value is a heuristic estimate. A panel of log t has a width of about
+    `_PANEL_LOG_TIME` divided by it.
     """
     log_rates, counts = atoms
     mean = 0.0
@@ -258,11 +268,11 @@ def _mean_and_change_rate(log_t: float, atoms: _Atoms) -> tuple[float, float]:
 
 @njit
 def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, float, float]:
-    """Return the minimiser x of ``log G(exp(x)) - power * x``, the minimum, and a variance.
+    """Return the x that minimises ``log G(exp(x)) - power * x``, the minimum, and a variance.
 
-    The minimum is an upper bound on the log of the smaller of P(N <= power) and P(N >= power). The
-    variance is the variance of N in the distribution that is tilted by exp(x N). The method is
-    Newton's, safeguarded by bisection.
+    The saddle point is z = exp(x). The minimum is an upper bound on the log of the smaller of
+    P(N <= power) and P(N >= power). The variance is the variance of N if its probabilities are
+    multiplied by exp(x N) and normalised. The method is Newton's, safeguarded by bisection.
     """
     log_rates, counts = atoms
     low = -_MAX_LOG_RADIUS
@@ -306,10 +316,10 @@ def _saddle_point(log_t: float, atoms: _Atoms, power: float) -> tuple[float, flo
 
 @njit
 def _bisect_tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
-    """Return the log t from which, towards `end`, the smaller of two tails of N is negligible.
+    """Return the log t beyond which the smaller of P(N >= m) and P(N <= m) is negligible.
 
-    The tails are P(N >= m) and P(N <= m). The value is found by bisection between `middle`, where N
-    is about m, and `end`.
+    Beyond means in the direction of `end`. The value is found by bisection between two values of
+    log t: `middle`, where the mean of N is about m, and `end`.
     """
     log_t_inside = middle
     while abs(log_t_inside - end) > 0.05:
@@ -325,8 +335,9 @@ def _bisect_tail_end(middle: float, end: float, atoms: _Atoms, m: int) -> float:
 
 @njit
 def _log_time_panel_edges(atoms: _Atoms, m: int) -> FloatArray:
-    """Return the edges of panels of log t, on which the distribution of N(t) is nearly polynomial.
+    """Return the edges of panels of log t for the quadrature.
 
+    On each panel, the probabilities of N(t) are nearly polynomials of log t.
     Before the first edge, P(N >= m) is negligible; after the last edge, P(N <= m) is negligible.
     """
     # at the earlier time no clock has rung, at the later time all have
@@ -363,22 +374,23 @@ def _write_contours(
     z: ComplexArray,
     circle_terms: ComplexArray,
 ) -> None:
-    """Write points on a circle for each time, and the terms of P(N <= m - 1) at these points.
+    """Write points z on a circle for each time, and their terms in the sum P(N <= m - 1).
 
-    Times are `log_t` (K,). The points `z` (K, P) are on the upper half circle. Their modulus is
-    below 1 if N is more likely above m than below. The terms are written to `circle_terms` (K, P),
-    up to the first negligible term; the others stay 0. The radius allows for the clocks that are
-    divided out later: one clock with `shift` 0, and with `shift` 1 a second clock that has rung.
+    The logs of the times are `log_t` (K,). The points are written to `z` (K, P). They are on the
+    upper half of the circle; their modulus is below 1 if N is more likely above m than below. The
+    terms are written to `circle_terms` (K, P), up to the first negligible term; the others stay 0.
+    Clocks will be divided out of the terms, and the radius suits what remains. With `shift` 0 one
+    clock is divided out, and with `shift` 1 also a second clock, which has rung.
     """
     log_rates, counts = atoms
 
     for k in range(len(log_t)):
-        # the exponent m - 1/2 puts the circle near the saddle points both with the clock that is
-        # divided out and without it
+        # the exponent m - 1/2 is halfway between m and m - 1, so that the circle is near the saddle
+        # point whether or not the clock that is divided out has rung
         x, _, variance = _saddle_point(log_t[k], atoms, m + shift - 0.5)
 
-        # The sum over N has a pole at z = 1. At a distance from the pole fewer points suffice, and
-        # one digit is lost.
+        # The integrand has a pole at z = 1. A circle farther from the pole needs fewer points, but
+        # loses one digit.
         distance = max(abs(x), 2.4 / math.sqrt(variance + 2.0))
         z[k, 0] = math.exp(x)
         if x < 1.0 - _MAX_LOG_RADIUS:  # the probability is negligible
@@ -391,7 +403,7 @@ def _write_contours(
             angle = 2.0 * math.pi * i / num_points
             z[k, i] = complex(math.exp(x) * math.cos(angle), math.exp(x) * math.sin(angle))
 
-            # log modulus and argument of z^-(m-1) G(z)
+            # the log modulus and the argument of z^-(m-1) G(z)
             log_term = -(m - 1) * x
             phase = -(m - 1) * angle
             for a in range(len(counts)):
@@ -412,16 +424,17 @@ def _write_contours(
 def _divide_out_clock(
     log_rate: float, log_t: float, z: ComplexArray, circle_terms: ComplexArray, out: ComplexArray
 ) -> int:
-    """Write the terms of P(N <= m - 1) at one time if N does not count one clock.
+    """Write the terms of P(N <= m - 1) at one time, without one clock in N.
 
-    The points on the circle are written to ``out[0]`` and the terms to ``out[1]``; the number of
-    terms is returned. `out` has the shape (2, P). `z` (S, P) and `circle_terms` (S, P) are the
-    results of `_write_contours` for shift 0 and, if S = 2, shift 1. The clock has the log rate
-    `log_rate`; -inf removes no clock.
+    The clock has the log rate `log_rate`; if that is -inf, no clock is removed. `out` has the shape
+    (2, P): the points on the circle are written to ``out[0]``, and the terms to ``out[1]``. The
+    number of terms is returned. `z` (S, P) and `circle_terms` (S, P) are the results of
+    `_write_contours` for shift 0 and, if S = 2, shift 1.
     """
     _, p_silent, p_rung = _ring_probs(log_rate, log_t)
-    # Shift 1 if the clock has probably rung in the distribution that the circle tilts. In between,
-    # both shifts are accurate, but shift 0 may have fewer terms.
+    # The radius |z| tilts the distribution of N: the probability of N is multiplied by |z|**N. Use
+    # shift 1 if the clock has then rung with a probability above 1/4. If the probability is neither
+    # near 0 nor near 1, both shifts are accurate, but shift 0 may have fewer terms.
     shift = 1 if 3.0 * p_rung * abs(z[0, 0]) > p_silent else 0
 
     for i in range(_CIRCLE_POINTS):
@@ -436,7 +449,7 @@ def _divide_out_clock(
 def _probs_among_first(
     log_rates: FloatArray, excluded: float, quadrature: _Quadrature
 ) -> FloatArray:
-    """Return the probability (I,) of each of I clocks to be among the first m clocks that ring.
+    """Return the probabilities (I,) that each of I clocks is among the first m clocks to ring.
 
     `log_rates` (I,) are the log rates of the clocks. The clock with log rate `excluded` does not
     take part; -inf excludes none. The result is the integral over t of
@@ -459,8 +472,8 @@ def _probs_among_first(
     for k in range(len(log_t)):
         num_terms = _divide_out_clock(excluded, log_t[k], z[:, k], circle_terms[:, k], terms)
 
-        # if z is inside the unit circle, the sum is P(N <= m - 1); outside it is P(N <= m - 1) - 1,
-        # because of the pole at 1
+        # The sum of the terms is P(N <= m - 1) if z is inside the unit circle. Outside it is less
+        # by 1, because of the pole at z = 1; the sum then starts from 1.
         is_inside = abs(terms[0, 0]) < 1.0
         for i in range(num_clocks):
             age, p_silent[i], p_rung[i] = _ring_probs(log_rates[i], log_t[k])
