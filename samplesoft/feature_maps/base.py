@@ -75,14 +75,14 @@ class FeatureMap(ABC):
             If `X` is malformed, does not have d columns, or is so large that features overflow.
         """
         rows = self._backend.float_rows("X", X, self.dim)
-        # features have the dtype of the rows; with float32, trees take half the memory, and
-        # proposals are still exact, because they are computed from the rounded features
+        # Features have the dtype of the rows. With float32, trees take half the memory, and the
+        # probabilities of draws are still exact, because both use the same rounded features.
         out: NDArray[Any] = self._backend.empty((rows.shape[0], self.feature_dim), rows.dtype)
         self._write(rows, out)
         return out
 
     def __call__(self, X: ArrayLike) -> NDArray[Any]:
-        """Return the features of each row; the same as `transform`."""
+        """Return the features of each row, as `transform` does."""
         return self.transform(X)
 
     def kernel(self, X: ArrayLike, Y: ArrayLike) -> FloatArray:
@@ -104,7 +104,7 @@ class FeatureMap(ABC):
             If `X` or `Y` is malformed or does not have d columns, or if inner products overflow.
         """
         with np.errstate(over="ignore"):
-            # always on the CPU, because this formula only serves to check features
+            # computed on the CPU for each device, because the formula only serves to check features
             x, y = (as_float_rows(n, v, self.dim) for n, v in (("X", X), ("Y", Y)))
             return self._kernel(x.astype(np.float64, copy=False), y.astype(np.float64, copy=False))
 
@@ -126,7 +126,7 @@ ROW_SUBJECT = "a row of `X` (of `h` or `class_embeddings`, for a sampler)"
 
 def require_finite(out: NDArray[Any]) -> None:
     """Raise ValueError if a feature is infinite or NaN, because the rows were too large."""
-    # checking the features is cheaper than a limit on the rows, which each map would have to derive
+    # features are checked instead of rows, because each map would have to derive a limit for rows
     if not np.isfinite(out).all():
         raise ValueError(
             f"features of {ROW_SUBJECT} overflow {out.dtype}; {overflow_remedy(out.dtype)}."
@@ -146,7 +146,7 @@ def inner_products(X: FloatArray, Y: FloatArray) -> FloatArray:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         dots: FloatArray = X @ Y.T
-    # depending on the CPU, overflow of the terms of a product gives inf, -inf or NaN
+    # if terms of an inner product overflow, the result is inf, -inf or NaN, depending on the CPU
     if not np.isfinite(dots).all():
         raise ValueError(
             "`X` and `Y` must have inner products within the range of float64, got some beyond it; "

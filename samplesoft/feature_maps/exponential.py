@@ -26,7 +26,7 @@ from samplesoft.feature_maps.frequencies import (
     random_signs,
 )
 
-# number of products in memory at a time, in addition to the features
+# maximum number of products with random signs in memory at a time, in addition to the features
 _MAX_CHUNK_PRODUCTS = 1 << 22
 
 
@@ -90,8 +90,8 @@ class PositiveRandomFeatures(FeatureMap):
         self.num_features = as_count("num_features", num_features)
         super().__init__(dim, self.num_features, float(np.exp(-self.tau)), device)
 
-        # not "structured": such frequencies have a fixed norm, so that the mean of the exponentials
-        # would differ from that for a Gaussian
+        # "structured" frequencies are not offered: they have a fixed norm, so that the mean of the
+        # exponentials would differ from the mean for Gaussian frequencies
         self.frequencies = as_choice("frequencies", frequencies, FREQUENCY_KINDS[:2])
         generator = checked_generator(rng, self.num_features, self.dim)
         self.projections = draw_frequencies(
@@ -107,21 +107,28 @@ class PositiveRandomFeatures(FeatureMap):
     def _write_rows(self, X: Any, out: Any) -> None:
         with np.errstate(all="ignore"):
             self.projections.project(X, out)
-            # one exponential of a difference, because exp(a) might overflow in exp(a) exp(-b)
+            # exp(a - b) is computed as one exponential, because exp(a) alone might overflow
             shifts = 0.5 * (self.tau * squared_norms(X) + np.log(self.num_features))
             out -= shifts[:, None]
             np.exp(out, out=out)
         self._require_in_range(out.max(axis=1))
 
     def _projection_and_epilogue(self, X: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-        """Return the frequencies (d, D), `write_positive`, and its parameters, for a GPU."""
+        """Return the frequencies (d, D), the function `write_positive` and its parameters.
+
+        A GPU computes features by a product with the frequencies and a call of the function for
+        each entry.
+        """
         number = X.dtype.type
         half_tau = number(0.5 * self.tau)
         half_log = number(0.5 * np.log(self.num_features))
         return self.projections[X.dtype], write_positive, (squared_norms(X), half_tau, half_log)
 
     def _require_in_range(self, max_features: NDArray[Any]) -> None:
-        """Raise ValueError unless the maxima of all rows (N,) are positive and finite."""
+        """Raise ValueError if the features of a row overflow, or are all 0.
+
+        `max_features` (N,) holds the largest feature of each row.
+        """
         if not np.all((max_features > 0.0) & (max_features < np.inf)):
             problem = "overflow" if np.any(max_features == np.inf) else "are all 0"
             raise ValueError(
@@ -187,15 +194,15 @@ class RandomMaclaurinFeatures(FeatureMap):
         super().__init__(dim, self.num_features, floor=float(np.exp(-self.tau)))
         generator = checked_generator(rng, self.num_features, self.dim)
 
-        # sorted by decreasing degree, so that factor k applies to the first features only
-        # (minus 1, because NumPy's geometric distribution starts at 1)
+        # Sorted by decreasing degree, so that the features with a k-th factor are the first ones.
+        # Degrees start at 0, but NumPy's geometric distribution starts at 1.
         degrees = np.sort(generator.geometric(0.5, num_features) - 1)[::-1]
 
         # computed in logarithms, because N! overflows from N = 171 on
         log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, degrees[0] + 1)))])
         log_squares = degrees * (np.log(2.0) + np.log(self.tau)) - log_factorials[degrees]
 
-        with np.errstate(over="ignore"):  # `_write` raises for infinite features
+        with np.errstate(over="ignore"):  # `_write` raises an error for infinite features
             self._scale = np.exp(0.5 * (log_squares + np.log(2.0 / num_features)))
 
         self._factors = []
@@ -229,7 +236,8 @@ class RandomMaclaurinFeatures(FeatureMap):
 def write_positive(out: Any, i: int, j: int, projection: Any, parameters: Any) -> None:
     """Write the positive feature ``out[i, j]``, computed from the product of row and frequency.
 
-    `parameters` are the squared norms of the rows (N,), tau / 2, and log(D) / 2.
+    `projection` is this product. `parameters` are the squared norms of the rows (N,), tau / 2, and
+    log(D) / 2.
     """
     squares, factor, constant = parameters
     out[i, j] = math.exp(projection - (factor * squares[i] + constant))

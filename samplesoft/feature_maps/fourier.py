@@ -14,7 +14,8 @@ from samplesoft.feature_maps.base import ROW_SUBJECT, FeatureMap, overflow_remed
 from samplesoft.feature_maps.frequencies import FREQUENCY_KINDS, checked_generator, draw_frequencies
 from samplesoft.kernels.sincos import TERMS, cos_sin, cos_sin_rows
 
-# maximum allowed rounding error of a typical angle, in turns of 2 pi
+# largest allowed rounding error of a typical angle, in turns of 2 pi; longer rows, with larger
+# errors, are refused
 _MAX_ROUNDING_TURNS = 2.0**-7
 
 
@@ -84,11 +85,11 @@ class RandomFourierFeatures(FeatureMap):
         self.frequencies = as_choice("frequencies", frequencies, FREQUENCY_KINDS)
         generator = checked_generator(rng, self.num_features, self.dim)
 
-        # angles are measured in turns, w x / (2 pi), so that removing whole turns is exact
+        # angles are measured in turns, w x / (2 pi), so that subtraction of whole turns is exact
         turns = self.nu**0.5 / (2.0 * np.pi)
 
-        # squared norms of rows above which the rounding error of typical angles exceeds
-        # _MAX_ROUNDING_TURNS; the norm is clipped at 1e150, because its square must be finite
+        # Largest squared norm of a row at which the rounding error of typical angles is at most
+        # `_MAX_ROUNDING_TURNS`. The norm is clipped at 1e150, because its square must be finite.
         self._max_squared_norms = {
             np.dtype(t): min(_MAX_ROUNDING_TURNS / float(np.finfo(t).eps) / turns, 1e150) ** 2
             for t in (np.float32, np.float64)
@@ -108,28 +109,34 @@ class RandomFourierFeatures(FeatureMap):
         self._backend.write_features(X, out, self._write_rows, self._projection_and_epilogue)
 
     def _write_rows(self, X: Any, out: Any) -> None:
-        # write turns to the left half of `out`; then cosines replace them, and sines go to the
-        # right half
+        # Write angles in turns to the left half of `out`. Then replace them by their cosines, and
+        # write their sines to the right half.
         self.turns.project(X, out[:, : self.num_features])
         cos_sin_rows(out, self.num_features**-0.5, *TERMS[out.dtype])
 
     def _projection_and_epilogue(self, X: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-        """Return the frequencies (d, D), `write_fourier`, and its parameters, for a GPU."""
+        """Return the frequencies (d, D), the function `write_fourier` and its parameters.
+
+        A GPU computes features by a product with the frequencies and a call of the function for
+        each entry of the product.
+        """
         scale = X.dtype.type(self.num_features**-0.5)
         return self.turns[X.dtype], write_fourier, (scale, *TERMS[X.dtype])
 
     def _kernel(self, X: FloatArray, Y: FloatArray) -> FloatArray:
         from scipy.spatial.distance import cdist  # imported here, to keep `import samplesoft` fast
 
-        # cdist computes differences; |x|^2 + |y|^2 - 2 x . y would cancel for close vectors
+        # cdist subtracts the vectors; the terms of |x|^2 + |y|^2 - 2 x . y would cancel if they are
+        # close
         return np.exp(-(0.5 * self.nu * cdist(X, Y, "sqeuclidean")))
 
 
 @njit
 def write_fourier(out: Any, i: int, j: int, turns: Any, parameters: Any) -> None:
-    """Write the cosine of an angle in turns to ``out[i, j]``, and its sine to the right half.
+    """Write the cosine of an angle to ``out[i, j]``, and its sine to the right half of `out`.
 
-    `parameters` are the scale of both and the coefficients of `cos_sin`.
+    The angle `turns` is in turns of 2 pi. `parameters` are a factor, by which cosine and sine are
+    multiplied, and the coefficients of `cos_sin`.
     """
     scale, half, nearest, cosine, sine = parameters
     c, s = cos_sin(turns, scale, half, nearest, cosine, sine)

@@ -14,8 +14,10 @@ from samplesoft._random import stream_key
 from samplesoft._validation import FloatArray
 
 _TILE_COLUMNS = 64  # number of frequencies in one matrix product
-_MAX_SMALL_PRODUCT = 1 << 18  # max number of multiplications for which BLAS uses one thread
-_MIN_BLOCK = 64  # with shorter blocks, structured frequencies are too far from Gaussian
+# largest number of multiplications in a matrix product for which BLAS uses only one thread
+_MAX_SMALL_PRODUCT = 1 << 18
+# smallest number p of rows in a block; with less, structured frequencies are too far from Gaussian
+_MIN_BLOCK = 64
 _DTYPES = [np.dtype(t) for t in (np.float32, np.float64)]
 FREQUENCY_KINDS = ("iid", "orthogonal", "structured")
 
@@ -28,8 +30,9 @@ class DenseFrequencies:
         num_in_tiles = num_frequencies - num_frequencies % _TILE_COLUMNS
         tiles = matrix[:num_in_tiles].reshape(-1, _TILE_COLUMNS, dim).transpose(0, 2, 1)
 
-        # in tiles, because a tile stays in the cache for all rows of a product
-        with np.errstate(over="ignore"):  # maps raise if features are infinite in float32
+        # A matrix is stored in tiles, because a tile stays in the cache for all rows of a product.
+        # Overflow in float32 is ignored here, because maps raise for infinite features.
+        with np.errstate(over="ignore"):
             self._tiles = {
                 dtype: [
                     np.ascontiguousarray(tile, dtype=dtype)
@@ -41,8 +44,8 @@ class DenseFrequencies:
     def project(self, X: NDArray[Any], out: NDArray[Any]) -> None:
         """Write ``X @ matrix.T`` to `out` (N, D), for `X` (N, d).
 
-        The product is divided into products so small that BLAS uses one thread. Further BLAS
-        threads would busy-wait, and slow down the threads of this library.
+        The product is divided into products that are so small that BLAS uses one thread for each.
+        Further BLAS threads would busy-wait, and slow down the threads of this library.
         """
         block_rows = max(1, _MAX_SMALL_PRODUCT // (X.shape[1] * _TILE_COLUMNS))
         num_in_blocks = len(X) - len(X) % block_rows
@@ -66,11 +69,12 @@ class DenseFrequencies:
 
 
 class StructuredFrequencies:
-    """Frequencies that are the rows of blocks ``H S_3 H S_2 H S_1``, which are never computed.
+    """Frequencies that are the rows of matrices ``H S_3 H S_2 H S_1``, one matrix for each block.
 
-    H is the Hadamard matrix (p, p), with p a power of 2. `signs` (blocks, 3, p) are the diagonals
-    of S_1, S_2 and S_3: random signs, which in S_1 are multiplied by all scale factors. Yu et al.
-    (2016), "Orthogonal random features", section 4.
+    The matrices are never computed. H is the Hadamard matrix (p, p), with p a power of 2. S_1, S_2
+    and S_3 are diagonal, with the diagonals `signs` (blocks, 3, p). These are random signs; in S_1
+    they are multiplied by the product of all scale factors. Yu et al. (2016), "Orthogonal random
+    features", section 4.
     """
 
     def __init__(self, signs: FloatArray) -> None:
@@ -112,23 +116,23 @@ def draw_frequencies(
     """Draw `num_frequencies` frequencies of length `dim`, from N(0, scale**2 I) or nearly so.
 
     If `kind` is ``"iid"``, frequencies are independent. If it is ``"orthogonal"``, they are
-    orthogonal in blocks of d. If it is ``"structured"``, they are rows of products of Hadamard
-    matrices and signs, in blocks of p, a power of 2; they are only nearly Gaussian, and orthogonal
-    if p = d. Returns `DenseFrequencies` or `StructuredFrequencies`; for a GPU, a dict from dtypes
-    to arrays (d, D).
+    orthogonal in blocks of d. If it is ``"structured"``, they are `StructuredFrequencies` in blocks
+    of p, a power of 2; these are only nearly Gaussian, and orthogonal within a block if p = d.
+    Returns `DenseFrequencies` or `StructuredFrequencies`; for a GPU, a dict from dtypes to arrays
+    (d, D).
     """
     if kind == "structured":
         block_size = max(_MIN_BLOCK, 1 << (dim - 1).bit_length())  # p, a power of two
 
         signs = random_signs((-(-num_frequencies // block_size), 3, block_size), rng)
-        # the scale, sqrt(p), and p**-0.5 for each of the three H
+        # the product of `scale`, of sqrt(p), and of p**-0.5 for each of the three H
         signs[:, 0] *= scale / block_size
 
         structured = StructuredFrequencies(signs)
         if device == "cpu":
             return structured
 
-        # on a GPU as a dense matrix, so that one kernel serves all kinds of frequencies
+        # a GPU gets a dense matrix, so that one kernel serves all kinds of frequencies
         columns = np.empty((dim, num_frequencies))
         structured.project(np.eye(dim), columns)
         return _on_device(columns.T, device)
@@ -139,10 +143,11 @@ def draw_frequencies(
     directions = np.empty((num_frequencies, dim))
     for block in chunks(num_frequencies, dim):
         q, r = np.linalg.qr(rng.standard_normal((dim, block.stop - block.start)))
-        # LAPACK fixes the signs of q; this sign makes the orthogonal basis uniformly distributed
+        # the signs of the columns of q depend on LAPACK; with the signs of r, the distribution of
+        # the orthogonal basis is uniform
         directions[block] = (q * np.sign(np.diag(r))).T
 
-    norms = np.sqrt(rng.chisquare(dim, num_frequencies))  # norms of Gaussian vectors
+    norms = np.sqrt(rng.chisquare(dim, num_frequencies))  # distributed as norms of Gaussian vectors
     return _on_device(scale * norms[:, None] * directions, device)
 
 
@@ -156,10 +161,10 @@ def _on_device(matrix: FloatArray, device: str) -> Any:
     return {t: backend(device).to_device(matrix.T.astype(t)) for t in _DTYPES}
 
 
-# The Hadamard transforms below use Pease's constant geometry. Each pass reads contiguous slices of
-# one buffer, and writes their sums and differences, interleaved, to another buffer; LLVM vectorises
-# this. An in-place transform would combine neighbouring entries in some passes, which LLVM does not
-# vectorise.
+# The Hadamard transforms of length p below have log2 p levels, with Pease's constant geometry. Each
+# level reads contiguous slices of one buffer, and writes their sums and differences, interleaved,
+# to another buffer; LLVM vectorises this. An in-place transform would combine neighbouring entries
+# in some levels, which LLVM does not vectorise.
 
 
 @njit
@@ -218,14 +223,15 @@ def _one_butterfly_level(x: NDArray[Any], y: NDArray[Any]) -> None:
 def signed_hadamard(
     x: NDArray[Any], signs: NDArray[Any], y: NDArray[Any], spare: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return ``H @ (signs * x)`` (p,), for the matrix H of entries +-1, and the unused buffer (p,).
+    """Return ``H @ (signs * x)`` (p,), for the Hadamard matrix H, and the unused buffer (p,).
 
-    p is a power of 2, at least 4. `y` and `spare` (p,) are buffers, one of which becomes the
-    result. `x` may be the same array as `spare`, and is then overwritten.
+    H has entries +1 and -1, and p is a power of 2, at least 4. `y` and `spare` (p,) are buffers.
+    The result is in one of them, and the other is returned as unused. `x` may be the same array as
+    `spare`, and is then overwritten.
     """
     _two_butterfly_levels(x, signs, y)
     remaining = len(x) // 4
-    while remaining >= 4:  # of log2 p levels, the call above has computed two
+    while remaining >= 4:  # log2(remaining) levels are left
         _two_butterfly_levels(y, None, spare)
         y, spare = spare, y
         remaining //= 4
@@ -241,12 +247,12 @@ def signed_hadamard(
 def write_structured_products(X: NDArray[Any], signs: NDArray[Any], out: NDArray[Any]) -> None:
     """Write ``H S_3 H S_2 H S_1 x``, for each row x of `X` (N, d) and each block, to `out` (N, D).
 
-    `signs` (blocks, 3, p) are the diagonals of S_1, S_2 and S_3. Rows are padded with zeros to
-    length p. The products of a row with all blocks are concatenated, and the last ones are dropped
-    if D is not a multiple of p.
+    `signs` (blocks, 3, p) are the diagonals of S_1, S_2 and S_3 of each block; H is the Hadamard
+    matrix. Each row x is padded with zeros to length p. The products of all blocks are
+    concatenated, and the last products are dropped if D is not a multiple of p.
     """
     num_blocks, num_factors, block_size = signs.shape
-    row = np.zeros(block_size, X.dtype)  # entries from d on stay 0
+    row = np.zeros(block_size, X.dtype)  # the entries with index d and above stay 0
     buffer = np.empty(block_size, X.dtype)
     spare_buffer = np.empty(block_size, X.dtype)
 

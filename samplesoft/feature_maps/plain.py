@@ -1,4 +1,4 @@
-"""Features of one vector, from frequencies that are arguments: to be read, not to be used.
+"""Features of one vector at given frequencies, in plain Python: to be read, not to be used.
 
 A feature map phi turns a kernel into an inner product: K(x, y) = phi(x) . phi(y), exactly or on
 average over random frequencies w. In two dimensions, with three frequencies,
@@ -50,10 +50,11 @@ def positive(x, frequencies, tau):
 def maclaurin(x, signs, tau):
     """Return random Maclaurin features (F,) for the kernel exp(tau x . y).
 
-    Kar and Karnick (2012), algorithm 1 with p = 2. Feature j is a product of N projections, where N
-    is random with probability 2^-(N + 1); `signs[j]` (N, d) are +1 or -1. The expectation of
-    (w . x)(w . y) is x . y, and the expectation of a product of N such factors is (x . y)^N. The
-    coefficient of (x . y)^N in the series of exp(tau x . y) is tau^N / N!.
+    Kar and Karnick (2012), algorithm 1 with p = 2. Feature j is a product of N projections on the
+    rows w of `signs[j]` (N, d), with random entries +1 and -1. Its degree N is random, with
+    probability 2^-(N + 1). The expectation of (w . x)(w . y) is x . y, and the expectation of a
+    product of N such factors is (x . y)^N. The coefficient of (x . y)^N in the series of
+    exp(tau x . y) is tau^N / N!.
     """
     features = []
     for rows in signs:
@@ -85,8 +86,8 @@ def orthogonal(vectors):
     """Return orthogonal unit vectors (d, d), made from Gaussian vectors (d, d) by Gram-Schmidt.
 
     Yu et al. (2016), section 3. Each direction is uniform on the sphere. Together the directions
-    span the space, so that estimates vary less. To become frequencies, they are multiplied by norms
-    of Gaussian vectors: square roots of chi-square variates with d degrees of freedom.
+    span the space, so that estimates vary less. As frequencies, they are multiplied by norms of
+    Gaussian vectors: square roots of chi-square variates with d degrees of freedom.
     """
     directions = []
     for vector in vectors:
@@ -114,8 +115,8 @@ def structured_products(x, signs):
     """Return the products (p,) of p structured frequencies with x (d,), padded with zeros to (p,).
 
     Yu et al. (2016), section 4: the frequencies are the rows of sqrt(p) H S_3 H S_2 H S_1. H is the
-    Hadamard matrix divided by sqrt(p), and `signs` (3, p) are the diagonals of the matrices S_1,
-    S_2 and S_3. The rows are never computed.
+    Hadamard matrix divided by sqrt(p), and `signs` (3, p) are the diagonals of the diagonal
+    matrices S_1, S_2 and S_3. The frequencies themselves are never computed.
     """
     p = len(signs[0])
     y = np.concatenate([x, np.zeros(p - len(x))])

@@ -64,10 +64,10 @@ class QuadraticFeatures(FeatureMap):
 def write_quadratic_features(X: NDArray[Any], root: float, out: NDArray[Any]) -> None:
     """Write the quadratic features of each row x of `X` (N, d) to `out` (N, d (d + 1) / 2 + 1).
 
-    With r = `root`, the square root of alpha, they are ``r x_i^2``, ``sqrt(2) r x_i x_j`` for
-    i < j, and a final 1.
+    With r = `root`, the square root of alpha, the features of x are ``r x_i^2``,
+    ``sqrt(2) r x_i x_j`` for i < j, and a final 1.
     """
-    number = out.dtype.type  # converts constants, so that float32 is not promoted to float64
+    number = out.dtype.type  # type of constants, so that float32 products are not in float64
     diagonal = number(root)
     off_diagonal = number(root * 2.0**0.5)
     dim = X.shape[1]

@@ -19,7 +19,7 @@ from samplesoft.feature_maps.exponential import PositiveRandomFeatures, RandomMa
 from samplesoft.feature_maps.fourier import RandomFourierFeatures
 from samplesoft.feature_maps.quadratic import QuadraticFeatures
 
-# formulas of the kernels; the free parameter of each (nu, tau, alpha) is called its sharpness
+# formulas of the kernels; the parameter of a kernel (nu, tau or alpha) is called its sharpness
 GAUSSIAN = "exp(-nu |x - y|^2 / 2)"
 EXPONENTIAL = "exp(tau x . y)"
 QUADRATIC = "alpha (x . y)^2 + 1"
@@ -32,14 +32,14 @@ class FeatureMapSpec:
     Parameters
     ----------
     make : callable
-        Function that makes the map from the dimension d, a number of features, optionally a
-        sharpness, and ``rng=``; also from ``device=`` if `cuda`.
+        Function that makes the map. Its arguments are the dimension d, a number of features,
+        optionally a sharpness, and ``rng=``; if `cuda`, also ``device=``.
     kernel : str
         Formula of the kernel that the features estimate; the sharpness is its only parameter.
     summary : str
         One line on the features.
     random : bool
-        Whether the map is random; otherwise seed and number of features have no effect.
+        Whether the map is random. If not, the seed and the number of features have no effect.
     nonnegative : bool
         Whether estimates are never negative.
     unbiased : bool
@@ -66,7 +66,7 @@ class FeatureMapSpec:
 def _make_quadratic(
     dim: int, num_features: int, alpha: float = 100.0, *, rng: Any = None
 ) -> FeatureMap:
-    """Return the quadratic map. As it is not random, `num_features` and `rng` have no effect."""
+    """Return the quadratic map, which is not random: `num_features` and `rng` have no effect."""
     return QuadraticFeatures(dim, alpha)
 
 

@@ -339,7 +339,7 @@ class Sampler(ABC):
     def refresh(self, rng: int | np.random.Generator | None = None) -> None:  # noqa: B027
         """Redraw the candidates, the only classes that draws of a batch may give.
 
-        Only samplers with a `TwoPassSampler` have candidates; the others do nothing.
+        A `TwoPassSampler`, alone or in a combination, has candidates. Other samplers do nothing.
 
         Parameters
         ----------

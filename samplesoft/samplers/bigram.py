@@ -28,24 +28,25 @@ from samplesoft.samplers.base import Draw, Rows, Sampler, as_sampler
 from samplesoft.samplers.frequency import unigram_weights
 
 _TASK_DRAWS = 1 << 14  # number of draws in one task of a thread
-# largest / smallest count, such that the product of two such ratios is finite
+# largest allowed ratio of the largest count to the smallest positive count; the product of two such
+# ratios is finite
 _MAX_COUNT_RATIO = 1e100
 
 
 class _CountTable(NamedTuple):
     """Counts of the classes that follow each of S states, as a sparse matrix with a row per state.
 
-    An additional last row holds the unigram: the count of each class over all states. Row s has the
-    classes ``ids[offsets[s] : offsets[s + 1]]``, in increasing order, with the counts at the same
-    indices of `counts`. The sum of a row without one class is a prefix sum plus a suffix sum, so
-    that nothing is subtracted.
+    An additional last row, number S, holds the unigram: a weight for each class by its count over
+    all states. Row s has the classes ``ids[offsets[s] : offsets[s + 1]]``, in increasing order, and
+    the counts at the same indices of `counts`. To leave one class out of the sum of a row, a prefix
+    sum and a suffix sum are added, so that nothing is subtracted.
     """
 
     offsets: IntArray  # (S + 2,): start of each row, and the final end
     ids: IntArray  # (N,): classes of all rows
     counts: FloatArray  # (N,)
-    prefix_sums: FloatArray  # (N,): sums from the start of the row, inclusive
-    suffix_sums: FloatArray  # (N,): sums to the end of the row, inclusive
+    prefix_sums: FloatArray  # (N,): sum from the start of the row to this entry, inclusive
+    suffix_sums: FloatArray  # (N,): sum from this entry, inclusive, to the end of the row
     mixture_weights: FloatArray  # (S, 2): weights of bigram and unigram in q
 
 
@@ -102,7 +103,7 @@ class BigramSampler(Sampler):
     Examples
     --------
     >>> from scipy import sparse
-    >>> words = np.array([0, 1, 2, 0, 1, 0, 2])  # of a text
+    >>> words = np.array([0, 1, 2, 0, 1, 0, 2])  # a text, as word indices
     >>> pairs = (np.ones(6), (words[:-1], words[1:]))
     >>> sampler = BigramSampler(sparse.coo_array(pairs, shape=(3, 3)))
     >>> sampler.probs([0, 2]).round(3)
@@ -147,7 +148,7 @@ class BigramSampler(Sampler):
         prefix_sums = np.empty_like(values)
         suffix_sums = np.empty_like(values)
 
-        # number of observations of each state, if the smallest count is one observation
+        # number of observations of each state, where the smallest count is taken as one observation
         totals = np.asarray(matrix.sum(axis=1)).reshape(-1) / matrix.data.min()
         pseudo_counts = np.column_stack([totals, np.diff(matrix.indptr)])
 
@@ -164,7 +165,7 @@ class BigramSampler(Sampler):
         return {"counts": self._bigram_counts.copy()}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore counts that the method `state` returned, of a sampler with the same bigrams."""
+        """Restore the counts that `state` returned for a sampler with the same bigrams."""
         if set(as_array_dict("state", state)) != {"counts"}:
             raise ValueError(f"`state` must hold counts, got {', '.join(state) or 'nothing'}.")
 
@@ -184,18 +185,18 @@ class BigramSampler(Sampler):
         return self._table.counts[: self._table.offsets[self.num_states]]
 
     def _update_cumulative_sums(self, states: IntArray) -> None:
-        """Recompute the prefix and suffix sums of `states`; state S is the unigram."""
+        """Recompute the prefix and suffix sums of the rows `states`; row S is the unigram."""
         table = self._table
         _write_cumulative_sums(
             table.offsets, table.counts, table.prefix_sums, table.suffix_sums, states
         )
 
     def adapt(self, h: ArrayLike, ids: Any, scores: ArrayLike, *, rate: float = 0.01) -> None:
-        r"""Move the bigrams of drawn classes towards the model, as after a step of training.
+        r"""Move the bigram counts of drawn classes towards the model, after a training step.
 
         Let A be the distinct classes that were drawn for an example in state s and have a bigram
-        count after s. A fraction r of the counts of these classes is redistributed in proportion to
-        the softmax of their logits o,
+        count after s. A fraction r of their counts is redistributed in proportion to the softmax of
+        their logits o,
 
         .. math:: c(s, w) \leftarrow (1 - r)\, c(s, w) + r\, c(s, A)\,
             \frac{e^{o_w}}{\sum_{v \in A} e^{o_v}}, \qquad w \in A,
@@ -207,7 +208,8 @@ class BigramSampler(Sampler):
         h : array_like of int, shape (B,)
             Indices of states.
         ids : array_like of int, shape (B, m) or (1, m)
-            Classes, such as `Draw.ids` and the label. Of a repeated class, the first logit counts.
+            Classes, such as `Draw.ids` and the label. If a class is repeated, its first logit
+            counts.
         scores : array_like, shape (B, m)
             Logits o of these classes in the model.
         rate : float
@@ -221,9 +223,9 @@ class BigramSampler(Sampler):
         Notes
         -----
         **The formula is ours**, in the spirit of [1]_. Examples are processed in order, each with
-        the counts that the previous example has left. Logits of contexts with the same state are
-        thus averaged over about 1 / r examples. Counts that are in proportion to the probabilities
-        of the model stay so on average.
+        the counts that the previous example has left. The counts of a state thus follow an average
+        of the model over about the last 1 / r examples with this state. Counts that are in
+        proportion to the probabilities of the model stay so on average.
 
         **What does not change**: the weights of bigrams and unigram in q, the unigram, and the set
         of bigrams. A class that has never followed a state is still drawn from the unigram only.
@@ -493,8 +495,8 @@ def _move_towards_softmax(
 ) -> None:
     """Move the counts of classes towards the softmax of their scores, in place; see `adapt`.
 
-    `ids` (B, k) are sorted in each row, so that repeated classes are adjacent. `scores` (B, k) are
-    their logits, and `states` (B,) the states that they follow.
+    The classes `ids` (B, k) are sorted in each row, so that repeated classes are adjacent. `scores`
+    (B, k) are their logits. `states` (B,) are the states of the examples.
     """
     counts = table.counts
     indices = np.empty(ids.shape[1], np.int64)
@@ -522,7 +524,7 @@ def _move_towards_softmax(
 
 @njit
 def _index_in_row(table: _CountTable, s: int, j: int) -> int:
-    """Return the index in `table.ids` of class j after state s, by binary search, or -1."""
+    """Return the index of class j of row s in `table.ids`, by binary search; -1 if it is absent."""
     low = table.offsets[s]
     high = table.offsets[s + 1]
     while low < high:
@@ -538,8 +540,8 @@ def _index_in_row(table: _CountTable, s: int, j: int) -> int:
 def _row_sums(table: _CountTable, s: int, excluded: int) -> tuple[float, float, int]:
     """Return the sum of row s, the sum without the class `excluded`, and the index of that class.
 
-    The index in `table.ids` is -1 if the class is not in the row. A negative `excluded` excludes no
-    class.
+    The index, in `table.ids`, is -1 if the class is not in the row. If `excluded` is negative, no
+    class is excluded.
     """
     start = table.offsets[s]
     stop = table.offsets[s + 1]
@@ -562,8 +564,8 @@ def _masses_and_mass_per_count(
 ) -> tuple[float, float, float, float]:
     """Return the masses of the bigram and of the unigram in q, and the mass per count in each.
 
-    The masses do not include the class `excluded`. A class with count a in the bigram of state s
-    and count b in the unigram has the mass ``a * mass_per_bigram + b * mass_per_unigram``.
+    The masses are those of state s, without the class `excluded`. A class with count a in the
+    bigram and count b in the unigram has the mass ``a * mass_per_bigram + b * mass_per_unigram``.
     """
     bigram_weight, unigram_weight = table.mixture_weights[s]
     bigram_sum, remaining_bigram_sum, _ = _row_sums(table, s, excluded)
@@ -582,7 +584,7 @@ def _masses_and_mass_per_count(
 
 @njit
 def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
-    """Draw a class from row s by inversion of the uniform u, but never the class `excluded`."""
+    """Return a class of row s, drawn by inversion of the uniform u, but never class `excluded`."""
     _, remaining_sum, index = _row_sums(table, s, excluded)
     start = table.offsets[s]
     stop = table.offsets[s + 1]
@@ -597,7 +599,7 @@ def _draw_from_row(table: _CountTable, s: int, excluded: int, u: float) -> int:
             start = index + 1
 
     low = start
-    # if rounding moves the target beyond the sum, the last class is drawn
+    # if rounding moves the target beyond the sum of the row, the last class is drawn
     high = stop - 1
     while low < high:
         middle = (low + high) // 2

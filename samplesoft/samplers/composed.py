@@ -380,8 +380,8 @@ class MixtureSampler(Sampler):
 def _require_composable(name: str, sampler: Any, whole: str, remedy: str) -> None:
     """Raise if `sampler` cannot be a component of another sampler, `whole`.
 
-    A component is a `Sampler` on the CPU whose contexts are vectors or None, without always-included
-    classes. `name` (of the sampler), `whole` and `remedy` are words of the error message.
+    A component is a `Sampler` on the CPU whose contexts are vectors or None, and which has no
+    always-included classes. `name` (of the sampler), `whole` and `remedy` are words of the message.
     """
     if not isinstance(sampler, Sampler):
         raise TypeError(

@@ -23,7 +23,7 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
-# number of weights in one chunk of contexts, in addition to the result of `weights`
+# number of weights that one chunk of contexts may have; more contexts are processed in chunks
 _MAX_CHUNK_WEIGHTS = 1 << 22
 
 
@@ -110,7 +110,7 @@ class DenseSampler(Sampler):
         """
 
     def _sample(self, h: Rows, m: int, exclude: IntArray, key: np.uint64) -> Draw:
-        # each uniform is a function of its row and column, so that chunks do not change the draws
+        # each uniform depends only on its row and column, so that chunks do not change the draws
         uniforms = uniform_block(key, len(h), m)
         ids = np.empty((len(h), m), np.int64)
         log_q = np.empty((len(h), m))
@@ -131,7 +131,7 @@ class DenseSampler(Sampler):
         return log_q
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
-        # `weights` is the method of a user, so check its result
+        # users write the method `weights`, so that its result must be checked
         raw = np.asarray(self.weights(h))
         full_shape = (len(h), self.num_classes)
         row_shape = (self.num_classes,)
@@ -149,7 +149,7 @@ class DenseSampler(Sampler):
                 f"to {weights.max()}; correct {type(self).__name__}.weights."
             )
 
-        # set weights of excluded classes to 0; subtraction from a sum would lose digits
+        # excluded classes get weight 0, because subtraction from a sum would lose digits
         rows = np.flatnonzero(exclude >= 0)
         weights[rows, exclude[rows]] = 0.0
 
@@ -179,7 +179,7 @@ def inverse_cdf(probs: FloatArray, uniforms: FloatArray) -> IntArray:
     """Return classes (m,) drawn from `probs` (n,) by inversion of `uniforms` (m,) in [0, 1)."""
     cumulative = np.cumsum(probs)
     # With side="right", a target that equals a cumulative sum draws the next class with a positive
-    # probability. Rounding may move a target to the total, which draws the last such class.
+    # probability. If rounding moves a target to the last sum, the last such class is drawn.
     positions = np.searchsorted(cumulative, uniforms * cumulative[-1], side="right")
     ids: IntArray = np.minimum(positions, np.flatnonzero(probs)[-1])
     return ids

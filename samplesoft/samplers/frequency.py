@@ -37,8 +37,7 @@ _MAX_LABELS = 1 << 62  # maximum number of labels that a sampler can observe
 # exp(-16), 1 in 9 million.
 _LONG_GAP_RATIO = 16.0
 _MIN_COUNT = 5e-324  # the smallest positive float64
-# largest exponent e such that one observation may add a weight of 2**e to a tree; larger weights
-# are prevented by the unit of the counts
+# the unit of the counts is so large that a count of 1 has a weight of at most 2 to this power
 _MAX_EXPONENT = 900
 # largest mean gap, in labels, that a class may have before its first observation; larger values are
 # lowered to it
@@ -215,7 +214,7 @@ class LearnedUnigramSampler(Sampler):
             )
 
         # Counts are divided by a unit before the power is taken. The unit is a power of two, so
-        # that integer counts stay exact. It is at least `min_unit`, so that one observation adds a
+        # that integer counts stay exact. It is at least `min_unit`, so that a count of 1 has a
         # finite weight, however small the initial counts are.
         min_unit = 2.0 ** -min(int(_MAX_EXPONENT / self.power), _MAX_EXPONENT)
         self._count_unit = max(2.0 ** (np.frexp(self._counts.max())[1] - 1), min_unit)

@@ -42,6 +42,7 @@ class GumbelDraw(Draw):
     """Result of `gumbel_top_k`.
 
     The perturbed log-softmax of a class is the sum of its log-softmax and its Gumbel noise.
+
     Parameters
     ----------
     ids : ndarray of int64, shape (B, k)

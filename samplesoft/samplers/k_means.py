@@ -16,12 +16,12 @@ Rows = NDArray[Any]  # float32 or float64
 _NUM_ITERATIONS = 8  # iterations of Lloyd's algorithm
 _SAMPLE_ROWS_PER_CENTER = 64  # rows in the sample / number of centers
 _TASK_ROWS = 4096  # number of rows in one task of a thread
-# a coordinate is centered if |middle of its values| / (range of its values) is larger than this
+# largest ratio |middle of its values| / (range of its values) at which a coordinate is not centered
 _MAX_OFFSET_RATIO = 16.0
 
 
 def require_finite_distances(max_abs: float, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError if squared distances may overflow, for coordinates up to `max_abs`."""
+    """Raise ValueError if squared distances of vectors up to `max_abs` in size may overflow."""
     limit = float(np.finfo(dtype).max) ** 0.5
     if not max_abs < limit:
         raise ValueError(
@@ -33,9 +33,8 @@ def require_finite_distances(max_abs: float, dtype: np.dtype[Any]) -> None:
 def k_means(rows: Rows, num_centers: int, key: np.uint64) -> IntArray:
     """Return the index (k,) of the nearest center of each row (k, d), by k-means.
 
-    There are `num_centers` centers, which start at random rows that `key` selects. Adding the same
-    vector to all rows, such as a large common component, changes the result only by the rounding of
-    the rows.
+    There are `num_centers` centers, which start at random rows that `key` selects. If the same
+    vector is added to all rows, the result changes only by the rounding of the rows.
     """
     rows = _subtract_common_offset(rows)
 
@@ -50,7 +49,7 @@ def k_means(rows: Rows, num_centers: int, key: np.uint64) -> IntArray:
 
 
 def _subtract_common_offset(rows: Rows) -> Rows:
-    """Return rows (k, d), centered in each coordinate whose values are all far from 0."""
+    """Return rows (k, d), centered in those coordinates whose values are close, but far from 0."""
     low = rows.min(axis=0)
     high = rows.max(axis=0)
     middle = low + (high - low) / 2
@@ -92,7 +91,7 @@ def _write_nearest_centers(rows: Rows, centers: Rows, labels: IntArray) -> None:
 
 @njit
 def _move_centers_to_means(rows: Rows, labels: IntArray, centers: Rows) -> None:
-    """Move each center in place to the mean of the rows with its label, if there are any."""
+    """Move each center in place to the mean of the rows with its label; without rows, it stays."""
     sums = np.zeros(centers.shape)  # float64, whatever the dtype of the rows
     counts = np.zeros(len(centers), np.int64)
 

@@ -23,7 +23,7 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 from samplesoft.samplers.tree.features import Transform
 from samplesoft.samplers.tree.kernel_tree import MIN_FLOOR, KernelTree
 
-# tolerance of norm 1, well above the rounding of normalised float32 vectors
+# largest allowed deviation of a norm from 1, well above the rounding of normalised float32 vectors
 UNIT_TOLERANCE = 1e-3
 
 
@@ -49,9 +49,9 @@ class KernelSampler(Sampler):
     tau : float, optional
         Inverse temperature of ``leaf="softmax"``, 1 by default.
     floor : float, optional
-        Minimum mass of a class in the tree. By default it is ``feature_map.floor``, the smallest
-        kernel of two unit vectors. Smaller kernels of longer vectors are then raised to the floor.
-        For a function the default is 1e-9.
+        Minimum mass of a class in the tree. The default is ``feature_map.floor``, the smallest
+        kernel of two unit vectors; longer vectors may have smaller kernels, which are raised to the
+        floor. If `feature_map` is a function, the default is 1e-9.
     progress : bool
         Show progress on stderr while the tree is built: a bar on a terminal, otherwise lines.
 
@@ -102,7 +102,7 @@ class KernelSampler(Sampler):
             )
 
         scale = as_tau(tau, unit_vectors=False)
-        # draws by a kernel do not follow a softmax: there is no tau to compare with the loss
+        # draws from kernel leaves do not follow a softmax: there is no tau to compare with the loss
         self.tau = scale if as_choice("leaf", leaf, ("softmax", "kernel")) == "softmax" else None
 
         # a plain function as feature map has these defaults; a `FeatureMap` declares its own
@@ -113,7 +113,7 @@ class KernelSampler(Sampler):
             dim = feature_map.dim
             device = feature_map.device
             default_floor = feature_map.floor
-            # the formula of the kernel is cheaper than an inner product of exact features
+            # in leaves, the formula of the kernel is cheaper than inner products of exact features
             if leaf == "kernel" and feature_map.closed_form:
                 leaf, scale = feature_map.closed_form
 
@@ -124,7 +124,8 @@ class KernelSampler(Sampler):
             leaf=leaf,
             leaf_size=leaf_size,
             scale=scale,
-            # estimates of a kernel may be 0 or negative, but masses must be above 0
+            # estimates of a kernel may be 0 or negative, and the floor raises them: masses must be
+            # above 0
             floor=max(default_floor, MIN_FLOOR) if floor is None else floor,
             progress=progress,
             device=device,
@@ -202,7 +203,8 @@ class QuadraticSampler(KernelSampler):
         progress: bool = False,
     ) -> None:
         rows = as_float_rows("class_embeddings", class_embeddings)
-        # a node of the tree takes as much memory as about d / 2 class vectors
+        # each node of the tree has d (d + 1) / 2 + 1 features: about d / 2 times the memory of a
+        # class vector
         phi = QuadraticFeatures(rows.shape[1], alpha)
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
@@ -266,7 +268,7 @@ class PositiveSampler(KernelSampler):
             rows.shape[1], num_features, tau, frequencies=frequencies, rng=rng, device=device
         )
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
-        self.tau = tau  # the kernel has this tau, also with kernel leaves
+        self.tau = tau  # with kernel leaves as well, because the kernel estimates exp(tau h . c)
 
 
 class RFSoftmaxSampler(KernelSampler):
@@ -347,7 +349,8 @@ class RFSoftmaxSampler(KernelSampler):
         super().__init__(rows, phi, leaf=leaf, leaf_size=leaf_size, tau=tau, progress=progress)
 
     def _checked_contexts(self, h: ArrayLike | None) -> Rows:
-        # for norms other than 1, |h - c|^2 is not a function of h . c: draws would depend on norms
+        # if norms differ from 1, the kernel, a function of |h - c|^2, is not a function of h . c:
+        # draws would depend on norms
         rows = super()._checked_contexts(h)
         _require_unit_norms("h", rows)
         return rows
@@ -359,7 +362,10 @@ class RFSoftmaxSampler(KernelSampler):
 
 
 def _require_unit_norms(name: str, rows: Rows) -> None:
-    """Raise ValueError unless each of rows (N, d) has norm 1 or is 0; `name` is for the message."""
+    """Raise ValueError if a row of `rows` (N, d) has neither norm 1 nor only zeros.
+
+    `name` is the name of the rows in the error message.
+    """
     norms = np.sqrt(to_host(squared_norms(rows)))
     zero_norm = np.flatnonzero(norms == 0.0)
     if len(zero_norm):  # rows of zeros, or of values whose squares underflow
@@ -369,7 +375,7 @@ def _require_unit_norms(name: str, rows: Rows) -> None:
     # the message names the worst row
     row = int(np.argmax(np.abs(norms - 1.0)))
     if not 1.0 - UNIT_TOLERANCE <= norms[row] <= 1.0 + UNIT_TOLERANCE:
-        # in float64, in which squares of float32 values do not overflow
+        # the norm is computed in float64, in which squares of float32 values do not overflow
         norm = np.linalg.norm(to_host(rows[row : row + 1]).astype(np.float64))
         raise ValueError(
             f"rows of `{name}` must have norm 1, got {norm:.6g} at row {row}; divide each row by "

@@ -26,8 +26,10 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 
 Codes = NDArray[np.uint16]
 Int32Array = NDArray[np.int32]
-_MAX_BITS = 16  # bits in a hash code, which is stored as uint16
-_MIN_UNIFORM_SHARE = 1e-100  # keeps probabilities above 0 in float64, even for 10**15 classes
+_MAX_BITS = 16  # maximum number of bits in a hash code, which is stored as uint16
+# smallest allowed fraction of uniform draws; even with 10**15 classes, it keeps probabilities in
+# float64 above 0
+_MIN_UNIFORM_SHARE = 1e-100
 _TASK_STEPS = 1 << 20  # inner loop steps in one task of a thread
 
 
@@ -47,8 +49,8 @@ class _HashTables(NamedTuple):
 class _BucketMixture(NamedTuple):
     """The proposal of each of B contexts: a mixture of uniform draws from one bucket per table.
 
-    The bucket is the one with the code of the context. Without exclusion, the masses of all classes
-    of a context sum to 1.
+    The bucket of a table is the one with the hash code of the context. Without an excluded class,
+    the masses of all buckets of a context sum to 1.
     """
 
     codes: Codes  # (B, L + 1): codes of the contexts
@@ -181,7 +183,7 @@ class LSHSampler(Sampler):
             )
 
         num_bytes = self.num_tables * (6.0 * self.num_classes + 4.0 * 2**self.num_bits)
-        # directions in float64, and their copy in the dtype of the vectors
+        # memory of the directions in float64, and of their copy in the dtype of the vectors
         num_bytes += 16.0 * self.num_tables * self.num_bits * rows.shape[1]
         subject = f"{self.num_tables} tables of {self.num_classes:,} classes"
         require_bytes(subject, num_bytes, "lower `num_tables` or `num_bits`")
@@ -202,7 +204,7 @@ class LSHSampler(Sampler):
         """Return the log-probability, over random directions, that hashing finds each class.
 
         This is **not** the log-probability of a draw, which is `log_prob`. If the angle between a
-        class and a context is ``a``, they agree in a bit with probability p = 1 - a / pi. With K
+        class and a context is ``a``, they have the same bit with probability p = 1 - a / pi. With K
         bits, the probability that the class is in the bucket of the context in at least one of T
         random tables, or is drawn uniformly (with probability ``uniform_share / n``), is
 
@@ -278,7 +280,10 @@ class LSHSampler(Sampler):
         return log_found
 
     def _hash_codes(self, rows: Rows) -> Codes:
-        """Return the hash codes (N, L + 1) of rows (N, d) in all tables; the last column is 0."""
+        """Return the hash codes (N, L + 1) of rows (N, d) in all L + 1 tables.
+
+        The last column, for the table whose only bucket holds all classes, is 0.
+        """
         codes = np.zeros((len(rows), self.num_tables + 1), np.uint16)
         directions = self.directions.reshape(-1, rows.shape[1])
 
@@ -340,10 +345,10 @@ class LSHSampler(Sampler):
 def _write_codes(
     directions: Rows, num_bits: int, rows: Rows, workspace: Rows, codes: Codes
 ) -> None:
-    """Write hash codes of rows (N, d) to `codes` (N, L + 1), except the last column.
+    """Write the hash codes of rows (N, d) in L tables to the first L columns of `codes` (N, L + 1).
 
-    A code has one bit per direction: whether the inner product with the row is positive.
-    `directions` is (L K, d), and `workspace` (1, >= L K) is overwritten.
+    A code has K bits, one for each direction, which is 1 if the inner product with the row is
+    positive. `directions` has shape (L K, d). `workspace` (1, L K or more) is overwritten.
     """
     # one row at a time, so that the codes of a context do not depend on the rest of the batch
     for b in range(len(rows)):
@@ -359,8 +364,8 @@ def _write_codes(
 @njit
 def _sort_by_code(codes: Codes, offsets: Int32Array, members: Int32Array) -> None:
     """Write the bucket offsets of one hash table, and its members sorted by their `codes` (n,)."""
-    # A counting sort: first compute the end of each bucket, then insert the classes from the last
-    # to the first, each one slot before the previous class of its bucket.
+    # A counting sort. First, compute the end of each bucket. Then insert the classes from the last
+    # to the first, each into the slot before the last inserted class of the same bucket.
     offsets[:] = 0
     for i in range(len(codes)):
         offsets[codes[i]] += 1
@@ -388,7 +393,7 @@ def _write_masses(tables: _HashTables, uniform_share: float, mixture: _BucketMix
             uniform_mass += mass if bucket_size == 0 else 0.0
             class_mass[b, t] = mass / bucket_size if bucket_size > 0 else 0.0
 
-            # subtract numbers of classes, which are exact, and not masses
+            # subtract the number of excluded classes, which is exact, instead of their mass
             total += class_mass[b, t] * (bucket_size - num_excluded)
             cumulative_mass[b, t] = total
 
@@ -397,9 +402,10 @@ def _write_masses(tables: _HashTables, uniform_share: float, mixture: _BucketMix
 def _bucket_range(
     tables: _HashTables, mixture: _BucketMixture, b: int, t: int
 ) -> tuple[int, int, int]:
-    """Return the start of the bucket of context b in table t, its size, and 0 or 1.
+    """Return, for the bucket of context b in table t: start, size and number of excluded classes.
 
-    The third value is the number of excluded classes in the bucket, which draws must skip.
+    The start is an index in ``tables.members[t]``. The number of excluded classes, which draws must
+    skip, is 0 or 1.
     """
     code = mixture.codes[b, t]
     excluded = mixture.exclude[b]
@@ -419,8 +425,8 @@ def _draw_classes(
         cumulative_mass = mixture.cumulative_mass[b]
 
         for k in range(ids.shape[1]):
-            # with side="right", a target at the end of a bucket draws from the next bucket with a
-            # positive mass
+            # with side="right", a target that equals the end of a bucket draws from the next bucket
+            # with a positive mass
             target = uniform(stream, np.uint64(2 * k)) * cumulative_mass[-1]
             t = min(
                 np.searchsorted(cumulative_mass, target, side="right"), len(cumulative_mass) - 1
@@ -428,7 +434,8 @@ def _draw_classes(
 
             start, bucket_size, num_excluded = _bucket_range(tables, mixture, b, t)
             slot = start + int(uniform(stream, np.uint64(2 * k + 1)) * (bucket_size - num_excluded))
-            # classes of a bucket are sorted: from the excluded class on, move up one slot
+            # the slots of a bucket are sorted by class: from the excluded class on, take the next
+            # slot
             if num_excluded and tables.members[t, slot] >= mixture.exclude[b]:
                 slot += 1
 
@@ -439,7 +446,7 @@ def _draw_classes(
 def _write_log_q(
     tables: _HashTables, mixture: _BucketMixture, ids: IntArray, log_q: FloatArray
 ) -> None:
-    """Write the log-probabilities of classes `ids` (B, k) to `log_q`, -inf for excluded classes."""
+    """Write the log-probabilities of classes `ids` (B, k) to `log_q`; excluded classes get -inf."""
     codes = tables.codes
     context_codes, exclude, class_mass, cumulative_mass = mixture
 

@@ -80,8 +80,8 @@ class MetropolisSampler(DenseSampler):
         weights = unigram_weights(class_counts, as_positive("power", power))
 
         self.num_steps = as_count("num_steps", num_steps, 0)
-        # probabilities that underflow are raised to a positive minimum: a class that is never
-        # proposed would never be reached
+        # probabilities that underflow are raised to a positive minimum, because the chain never
+        # reaches a class that is never proposed
         self._q: FloatArray = np.maximum(weights / weights.sum(), np.finfo(np.float64).tiny)
 
     def weights(self, h: Any) -> FloatArray:

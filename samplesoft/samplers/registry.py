@@ -45,9 +45,10 @@ from samplesoft.samplers.metropolis import MetropolisSampler
 from samplesoft.samplers.softmax import SoftmaxSampler
 from samplesoft.samplers.static import UniformSampler
 
-# larger losses of mean log-likelihood by wrong ranks give a warning
+# largest decrease of the mean log-likelihood of labels, due to wrong ranks, that gives no warning
 _MAX_LOST_NATS = 0.1
-# a softmax may underflow, but importance weights need probabilities above 0
+# smaller probabilities, such as those of a softmax that underflows, are raised to this value:
+# importance weights need probabilities above 0
 _MIN_PROB = 1e-300
 _INPUT_DESCRIPTIONS = {
     "class_embeddings": "class vectors (n, d)",
@@ -126,7 +127,7 @@ class SamplerInputs:
             if value is not None or name in ("nu", "alpha", "power", "num_features"):
                 object.__setattr__(self, name, check(name, value))  # the class is frozen
 
-        # check a seed only, because `stream_key` would draw from a generator
+        # only a seed is checked, because `stream_key` would draw a number from a generator
         if not isinstance(self.rng, np.random.Generator):
             stream_key(self.rng)
 
@@ -136,7 +137,7 @@ class SamplerInputs:
                 "many classes there are, got None for each."
             )
 
-        # first the shapes, because the check of counts needs the number of classes
+        # shapes are checked first, because the check of counts needs the number of classes
         self._require_matching_shapes()
         if self.counts is not None:
             object.__setattr__(self, "counts", as_counts("counts", self.counts, self.num_classes))
@@ -181,7 +182,8 @@ class SamplerSpec:
         One line about the distribution, for the help of the command line.
     reads : tuple of str
         Fields of `SamplerInputs` that `make` reads, in addition to ``device`` and ``num_classes``.
-        If class vectors or counts are listed, they must not be None.
+        Class vectors and counts must not be None if they are listed, with the exception of
+        `counts_optional`.
     unit_vectors : bool
         Whether contexts and class vectors must have norm 1.
     cuda : bool
@@ -223,10 +225,10 @@ class SamplerSpec:
         return "counts" in self.reads and not self.counts_optional
 
     def reason_if_inputs_lack(self, inputs: SamplerInputs, unit_vectors: bool) -> str:
-        """Return a phrase that names an input which the sampler needs and `inputs` lack.
+        """Return a phrase, such as "needs class counts", that names an input which is missing.
 
-        The phrase, such as "needs class counts", is empty if nothing is missing. `unit_vectors`
-        tells whether the vectors of `inputs` have norm 1.
+        The phrase is empty if `inputs` have all inputs that the sampler needs. `unit_vectors` tells
+        whether their vectors have norm 1.
         """
         if self.needs_counts and inputs.counts is None:
             return "needs class counts"
@@ -256,7 +258,7 @@ def _spec_from_fields(
 
 
 def _rff_spec(frequencies: str) -> SamplerSpec:
-    """Return the spec of RF-softmax as in Rawat et al. (2019): a tree with one class in a leaf."""
+    """Return the spec of RF-softmax as in Rawat et al. (2019): a tree with one class per leaf."""
     make = partial(RFSoftmaxSampler, frequencies=frequencies, leaf="kernel", leaf_size=1)
     summary = f"random Fourier features of the Gaussian kernel, {frequencies} frequencies"
     reads = "class_embeddings nu num_features rng"
@@ -271,9 +273,9 @@ def _make_learned_unigram(
 
 
 def _make_quadratic(class_embeddings: Rows, tau: float | None, alpha: float) -> Sampler:
-    """Return a quadratic sampler with kernel leaves, where `alpha` weights ``(tau h . c)**2``.
+    """Return a sampler by the kernel ``alpha (tau h . c)**2 + 1``, with kernel leaves.
 
-    This is the definition of Blanc and Rendle. In `QuadraticSampler`, alpha weights ``(h . c)**2``.
+    This is the kernel of Blanc and Rendle. In `QuadraticSampler`, alpha weights ``(h . c)**2``.
     """
     tau = as_tau(tau, unit_vectors=False)
     alpha *= tau * tau
@@ -281,7 +283,7 @@ def _make_quadratic(class_embeddings: Rows, tau: float | None, alpha: float) -> 
         raise ValueError(f"`tau` must have a finite square, got {tau:g}; scale the class vectors.")
 
     sampler = QuadraticSampler(class_embeddings, alpha=alpha, leaf="kernel")
-    # this kernel is a function of the logit of the loss, tau h . c
+    # with kernel leaves tau is None; set it, because this kernel is a function of the logit tau h.c
     sampler.tau = tau
     return sampler
 
@@ -306,7 +308,7 @@ SAMPLERS: dict[str, SamplerSpec] = {
         "every class with the same probability",
         weights=lambda logits, inputs: np.ones(logits.shape[1]),
     ),
-    # TensorFlow's default sampler, with the same formula
+    # the formula of TensorFlow's default sampler
     "log-uniform": SamplerSpec(
         lambda inputs: LogUniformSampler(inputs.num_classes, counts=inputs.counts),
         "Zipf's law by the rank of a class in its counts; without counts, by its index",
@@ -337,7 +339,7 @@ SAMPLERS: dict[str, SamplerSpec] = {
         SoftmaxSampler,
         "the softmax of all classes: no bias, at the price of all logits",
         "class_embeddings tau",
-        # minus the largest logit: weights may underflow, but must not overflow
+        # the largest logit is subtracted, because weights may underflow, but must not overflow
         weights=lambda logits, inputs: np.exp(logits - logits.max(axis=1, keepdims=True)),
     ),
     # Blanc and Rendle (2018), section 3.3
@@ -486,13 +488,13 @@ def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> 
             f"{num_certain}; with all of them use the full softmax."
         )
 
-    # stable, so that of classes with equal counts the first is included
+    # a stable sort, so that of classes with equal counts the first are included
     order = np.argsort(-inputs.counts, kind="stable")
-    # sorted, because class k of the tail must be the k-th of the other classes
+    # in ascending order, because class k of the tail must be the k-th of the other classes
     others = np.sort(order[num_certain:])
 
     counts = inputs.counts[others]
-    if not counts.any():  # equal counts if none of the other classes occurs
+    if not counts.any():  # if all counts of the other classes are 0, they are replaced by 1
         counts = np.ones(len(others))
 
     rows = inputs.class_embeddings
@@ -503,7 +505,7 @@ def make_certain_sampler(name: str, inputs: SamplerInputs, num_certain: int) -> 
 
 
 def warn_of_wrong_ranks(sampler: Sampler, counts: FloatArray) -> None:
-    """Warn if a `LogUniformSampler` ranks classes by an order that the counts (n,) contradict.
+    """Warn if the ranks of classes in a `LogUniformSampler` contradict their counts (n,).
 
     The components of composed samplers are checked as well.
     """
@@ -527,9 +529,9 @@ def warn_of_wrong_ranks(sampler: Sampler, counts: FloatArray) -> None:
     ranked_q = log_uniform_weights(n, counts) / np.log(n + 1.0)
     log_q = sampler.log_prob(None, np.arange(n))[0]
 
-    # Warn if the wrong order makes the mean log-likelihood of labels much lower, and lower than
-    # under uniform draws. Smaller errors are no reason to warn: ranks from few examples are wrong
-    # by chance, and approximate ranks from other data are better than none.
+    # Warn if the wrong ranks lower the mean log-likelihood of labels much, and to less than under
+    # uniform draws. Smaller errors are no reason to warn: ranks from few examples are wrong by
+    # chance, and approximate ranks from other data are better than none.
     lost_nats = float(frequencies @ (np.log(ranked_q) - log_q))
     if lost_nats > _MAX_LOST_NATS and float(frequencies @ log_q) < -np.log(n):
         warnings.warn(
@@ -595,7 +597,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
     require_cpu("dense proposals", inputs.device)
     sampler_names = [as_choice("names", name, SAMPLERS) for name in names]
 
-    # in float64, like the exact bias
+    # vectors are converted to float64, in which the exact bias is computed
     float64_vectors = {
         field: value.astype(np.float64)
         for field in ("h", "class_embeddings")
@@ -609,7 +611,7 @@ def dense_proposals(names: Iterable[str], inputs: SamplerInputs) -> dict[str, Fl
 def _dense_probs(name: str, inputs: SamplerInputs) -> FloatArray:
     """Return the probabilities, (n,) or (B, n), of all classes under the sampler `name`."""
     spec = SAMPLERS[name]
-    # with logits, no sampler has to be built, which saves time if n is large
+    # weights from logits need no sampler, whose construction takes time if n is large
     if spec.weights is not None and inputs.logits is not None:
         if spec.needs_counts:
             require_input(name, inputs, "counts")
@@ -621,7 +623,7 @@ def _dense_probs(name: str, inputs: SamplerInputs) -> FloatArray:
         values = make_sampler(name, inputs).probs(None)[0]
 
     totals = values.sum(axis=-1, keepdims=True)
-    # only an entry that a user has added to `SAMPLERS` can return malformed weights
+    # this check is for entries that a user has added to `SAMPLERS`; other weights are valid
     if not (values.min() >= 0.0 and np.isfinite(totals).all() and totals.min() > 0.0):
         raise ValueError(
             f"sampler {name!r} must give weights that are finite, at least 0 and not all 0, got "

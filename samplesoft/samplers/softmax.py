@@ -21,20 +21,20 @@ from samplesoft.samplers.base import Draw, Rows, Sampler
 
 Real = NDArray[Any]  # float32 or float64
 _PRODUCT_ROWS = 32  # number of contexts in one matrix product
-# number of logits in one matrix product, which stay in the cache until they are summed
+# number of logits in one matrix product, so small that they stay in the cache until they are summed
 _PRODUCT_LOGITS = 1 << 17
 _TASK_DRAWS = 1 << 9  # number of draws in one task of a thread
 
 
 class _FirstPassResults(NamedTuple):
-    """Log-masses of L blocks of classes for B contexts, and the arrays to draw within blocks."""
+    """Log-masses of L blocks of classes for B contexts, and the arrays for draws within a block."""
 
     # (L, d, block_size): class vectors as columns, so that classes are contiguous
     blocks: Real
-    num_classes: int  # the last block may have unused columns
+    num_classes: int  # columns of the last block for which there is no class are unused
     queries: Real  # (B, d): tau h
-    # (B, L): log of the sum of exp(logit) over the block without the excluded class, plus a
-    # constant for each context
+    # (B, L): log of the sum of exp(logit) over the classes of the block that are not excluded, plus
+    # a constant for each context
     log_masses: FloatArray
     exclude: IntArray  # (B,): excluded classes, or -1
 
@@ -118,10 +118,10 @@ class SoftmaxSampler(Sampler):
     def _draw_or_evaluate(
         self, h: Rows, ids: IntArray, exclude: IntArray, uniforms: FloatArray | None
     ) -> FloatArray:
-        """Return the log-probabilities (B, k) of classes `ids` (B, k), which may be drawn first.
+        """Return the log-probabilities (B, k) of classes that are given, or that are drawn here.
 
-        With `uniforms` (B, k), the drawn classes are written to `ids`. With None, `ids` are the
-        classes to evaluate.
+        If `uniforms` is None, the classes are given by `ids` (B, k). Otherwise they are drawn by
+        inversion of `uniforms` (B, k), and written to `ids`.
         """
         first_pass = self._first_pass_log_sums(h, exclude)
         log_q = np.empty(ids.shape)
@@ -154,7 +154,7 @@ class SoftmaxSampler(Sampler):
         log_masses = np.empty((len(h), len(self._blocks)))
         shifts = np.zeros(len(h))
 
-        # number of blocks in one product, so that logits stay in the cache until they are summed
+        # number of blocks in one product, limited so that logits stay in the cache
         step = max(1, _PRODUCT_LOGITS // (min(len(h), _PRODUCT_ROWS) * self.block_size))
         tasks = [
             (contexts, blocks)
@@ -171,7 +171,7 @@ class SoftmaxSampler(Sampler):
         thread_for_each(write_log_masses, tasks)
         max_logits = log_masses.max(axis=1)
 
-        # only block sums are known, so that the message cannot name a class
+        # the message cannot name a class, because only block sums are known
         if not np.isfinite(max_logits).all():
             row = int(np.flatnonzero(~np.isfinite(max_logits))[0])
             raise ValueError(
@@ -181,9 +181,9 @@ class SoftmaxSampler(Sampler):
 
         is_large = np.abs(max_logits) > FAR
         if is_large.any():
-            # A log-mass is max + log(sum exp(logit - max)). If the max is very large, the second
-            # term is rounded away, and with it the number of classes near the max. So compute the
-            # log-masses again from logits minus the max of the context.
+            # A log-mass is max + log(sum exp(logit - max)). If the maximum is very large, the
+            # second term is rounded away, and with it how many classes are near the maximum. So
+            # compute the log-masses again from logits minus the maximum of the context.
             shifts[is_large] = max_logits[is_large]
             thread_for_each(write_log_masses, tasks)
 
@@ -192,10 +192,11 @@ class SoftmaxSampler(Sampler):
     def _log_sums_of_blocks(
         self, queries: Rows, exclude: IntArray, blocks: slice, shifts: FloatArray
     ) -> FloatArray:
-        """Return ``log(sum(exp(logit - shift)))`` over each block, (contexts, blocks).
+        """Return ``log(sum(exp(logit - shift)))`` over each block, for each context.
 
-        `queries` (contexts, d), `exclude` (contexts,) and `shifts` (contexts,) have one row for
-        each context; `blocks` is a slice of the blocks. Sums leave out excluded classes.
+        The result has the shape (contexts, blocks). `queries` (contexts, d), `exclude` (contexts,)
+        and `shifts` (contexts,) have one row for each context; `blocks` is a slice of the blocks.
+        Sums leave out excluded classes.
         """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             logits = np.matmul(queries, self._blocks[blocks])  # (blocks, contexts, block_size)
@@ -207,7 +208,7 @@ class SoftmaxSampler(Sampler):
             logits[excluded_block[rows], rows, exclude[rows] % self.block_size] = -np.inf
 
             max_logits = logits.max(axis=2)
-            max_logits[max_logits == -np.inf] = 0.0  # a block of the excluded class alone
+            max_logits[max_logits == -np.inf] = 0.0  # the only class of the block is excluded
             logits -= max_logits[:, :, None]  # so that exponentials do not overflow
 
             sums = np.exp(logits, out=logits).sum(axis=2)
@@ -225,12 +226,12 @@ def _draw_or_evaluate_in_blocks(
     ids: IntArray,
     log_q: FloatArray,
 ) -> None:
-    """Write log-probabilities of classes, which may be drawn first, to `log_q` (B, k).
+    """Write log-probabilities of classes that are given, or that are drawn here, to `log_q` (B, k).
 
-    With `uniforms` (B, k), the drawn classes are written to `ids` (B, k). With None, `ids` are the
-    classes to evaluate. `order` (B, k) sorts each row of the uniforms or, without uniforms, of the
-    ids. The log-probability is computed from the same block masses and weights as the draw, so that
-    it is exact for the draw, whatever the rounding of the masses.
+    If `uniforms` is None, the classes are given by `ids` (B, k). Otherwise they are drawn by
+    inversion of `uniforms` (B, k), and written to `ids`. `order` (B, k) sorts each row of the
+    uniforms, or of the given classes. Log-probabilities are computed from the same rounded block
+    masses and weights as the draws, so that they are exact for the draws.
     """
     # Numba compiles this twice, with and without uniforms, and removes the unused branches
     blocks, num_classes, queries, log_masses, exclude = first_pass
@@ -263,14 +264,14 @@ def _draw_or_evaluate_in_blocks(
 
             start = block * width
             num_in_block = min(width, num_classes - start)
-            if block != current_block:  # compute its logits
+            if block != current_block:  # compute the logits of the block
                 total_in_block, max_logit = _write_block_weights(
                     blocks[block], queries[b], num_in_block, exclude[b] - start, logits, weights
                 )
                 current_block = block
 
             if uniforms is not None:
-                # the remainder of the uniform, rescaled, draws within the block
+                # draw within the block, by what the uniform exceeds the masses of earlier blocks
                 c, _ = search_cumulative(
                     weights,
                     0,
@@ -290,10 +291,11 @@ def _draw_or_evaluate_in_blocks(
 def _write_block_weights(
     block: Real, query: Real, num_in_block: int, excluded: int, logits: Real, weights: FloatArray
 ) -> tuple[float, float]:
-    """Write the logits of a block, and the weights ``exp(logit - max_logit)``; 0 for `excluded`.
+    """Write the logits of the classes of a block, and their weights ``exp(logit - max_logit)``.
 
-    `block` (d, block_size) has `num_in_block` classes in its first columns. Returns the sum of the
-    weights, and ``max_logit``, the maximum without the excluded class.
+    `block` (d, block_size) has `num_in_block` classes in its first columns. The class in column
+    `excluded`, if there is one, has weight 0. Returns the sum of the weights, and ``max_logit``,
+    the maximum without the excluded class.
     """
     # the inner loop is vectorised, because it runs over classes, which are contiguous
     logits[:num_in_block] = 0

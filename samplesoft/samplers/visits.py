@@ -16,8 +16,9 @@ from samplesoft._validation import IntArray
 def group_runs_by_node(nodes: IntArray, first_node: int, num_nodes: int) -> IntArray:
     """Return the runs of equal nodes in the rows of `nodes` (B, k), sorted by node.
 
-    Each row of the result (K, 3) is (context, start, stop): ``nodes[context, start:stop]`` is one
-    run. All nodes are in ``range(first_node, first_node + num_nodes)``.
+    Row b of `nodes` has the nodes that context b visits. Each row of the result (K, 3) is a run
+    (context, start, stop): the entries ``nodes[context, start:stop]`` are equal. All nodes are in
+    ``range(first_node, first_node + num_nodes)``.
     """
     # a counting sort: count the runs at each node, compute offsets, write the runs
     offsets = np.zeros(num_nodes + 1, np.int64)
