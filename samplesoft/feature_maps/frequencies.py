@@ -16,7 +16,7 @@ from samplesoft._validation import FloatArray
 _TILE_COLUMNS = 64  # number of frequencies in one matrix product
 # largest number of multiplications in a matrix product for which BLAS uses only one thread
 _MAX_SMALL_PRODUCT = 1 << 18
-# smallest number p of rows in a block; with less, structured frequencies are too far from Gaussian
+# smallest number p of rows in a block; with fewer, structured frequencies are too far from Gaussian
 _MIN_BLOCK = 64
 _DTYPES = [np.dtype(t) for t in (np.float32, np.float64)]
 FREQUENCY_KINDS = ("iid", "orthogonal", "structured")

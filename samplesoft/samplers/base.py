@@ -33,7 +33,8 @@ from samplesoft._validation import (
 from samplesoft.samplers.k_means import k_means
 
 Rows = NDArray[Any]  # float32 or float64 vectors, one in each row
-LogHook = Callable[[Rows, IntArray, IntArray], FloatArray]  # (contexts, ids, exclude)
+# a private method, such as `_log_prob`, that returns logarithms for (contexts, ids, exclude)
+LogHook = Callable[[Rows, IntArray, IntArray], FloatArray]
 NO_CLASS = -1  # stands for "no class" in internal arrays of class indices
 _NO_EXCLUSION = np.array([NO_CLASS])
 # largest batch whose contexts all take part in shared draws; a larger one is first divided into

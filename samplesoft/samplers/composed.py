@@ -198,7 +198,8 @@ class CertainSampler(Sampler):
         # an always-included class is once in every draw: log(1) = 0
         counts = np.where(self._tail_index[ids] < 0, 0.0, counts)
 
-        # the tail has set its own excluded classes to -inf; the always-included ones remain
+        # the tail has set its own excluded classes to -inf; an excluded class that is always
+        # included is set here
         return np.where(ids == exclude[:, None], -np.inf, counts)
 
     def _probs(self, h: Rows, exclude: IntArray) -> FloatArray:
@@ -584,7 +585,7 @@ class TwoPassSampler(Sampler):
         return np.where(self.candidate_ids[indices] == ids, indices, NO_CLASS)
 
     def _excluded_candidate_index(self, exclude: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return the index in `candidate_ids` of each excluded class, and if it is the only one.
+        """Return each excluded class's index in `candidate_ids`, and if it is the only candidate.
 
         Both arrays have shape (B,). The index is `NO_CLASS` if the excluded class is not a
         candidate, or is the only candidate.

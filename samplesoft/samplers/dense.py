@@ -23,7 +23,7 @@ from samplesoft._validation import (
 )
 from samplesoft.samplers.base import Draw, Rows, Sampler
 
-# number of weights that one chunk of contexts may have; more contexts are processed in chunks
+# largest number of weights, contexts times classes, in one chunk; larger batches have more chunks
 _MAX_CHUNK_WEIGHTS = 1 << 22
 
 

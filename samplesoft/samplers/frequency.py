@@ -366,7 +366,7 @@ class StreamingUnigramSampler(LearnedUnigramSampler):
         self.rate = as_positive("rate", as_fraction("rate", rate))
 
         with np.errstate(over="ignore"):
-            # count of a class with an average gap of 1; it is divided by longer average gaps
+            # the count of each class is this total divided by the average gap of the class
             self._initial_total = float(self._counts.sum())
 
         if self._initial_total == np.inf:
@@ -516,7 +516,8 @@ def _update_gaps(
         j = ids[i]
         now = time + i + 1
         num_seen[j] += 1
-        # while there are few gaps, their plain mean; the initial gap is one of them
+        # until the weight has fallen to `rate`, the average is the plain mean of all gaps and of
+        # the initial one
         weight = max(rate, 1.0 / (num_seen[j] + 1))
         gaps[j] += weight * (now - last_seen[j] - gaps[j])
         last_seen[j] = now

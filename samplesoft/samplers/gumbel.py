@@ -174,8 +174,8 @@ class LazyGumbel:
     Gumbel noise to the logits of the head; let M be the largest sum. All other classes are the
     *tail*, and c is an upper bound on their logits. A class of the tail can have a sum above M only
     if its noise exceeds ``M - c``. A draw scores only these classes, that is, computes their
-    logits. For each class of the tail, the probability is ``1 - exp(-exp(c - M))``. So the number
-    of classes to score is binomial, and their positions in the tail are uniform.
+    logits. Each class of the tail has such noise with probability ``1 - exp(-exp(c - M))``. So the
+    number of classes to score is binomial, and their positions in the tail are uniform.
 
     Parameters
     ----------
@@ -598,8 +598,8 @@ def _draw_lazily(
     """Write draws of context b to `ids` (m,) and their logits to `logits` (m,).
 
     `head` (k,) holds the sorted classes of the head, `scores` (k,) their logits, and `bound` is an
-    upper bound on the logits of the tail. `shift` is subtracted from all logits: the scores, the
-    bound, the written logits, and the returned value. That is the largest scored logit of the tail.
+    upper bound on the logits of the tail. The function returns the largest scored logit of the
+    tail. All these logits, and the written ones, are minus `shift`.
     """
     tail_size = len(rows) - len(head)
     max_tail_logit = -np.inf
@@ -626,8 +626,8 @@ def _draw_lazily(
         counter = len(head)
 
         while True:
-            # All clocks of the tail ring before `time` with the same probability. So between two
-            # classes whose clocks do, the number of classes is geometric, with
+            # Each clock of the tail rings before `time` with the same probability `prob`. So the
+            # number of classes between two classes whose clocks ring is geometric, with
             # log(1 - prob) = -time.
             gap = -math.log(_open_uniform(stream, np.uint64(counter))) / time
             if not gap < tail_size - 1 - position:

@@ -21,7 +21,7 @@ _MAX_OFFSET_RATIO = 16.0
 
 
 def require_finite_distances(max_abs: float, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError if squared distances of vectors up to `max_abs` in size may overflow."""
+    """Raise ValueError if squared distances of rows with entries up to `max_abs` may overflow."""
     limit = float(np.finfo(dtype).max) ** 0.5
     if not max_abs < limit:
         raise ValueError(
