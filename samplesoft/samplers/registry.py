@@ -182,8 +182,8 @@ class SamplerSpec:
         One line about the distribution, for the help of the command line.
     reads : tuple of str
         Fields of `SamplerInputs` that `make` reads, in addition to ``device`` and ``num_classes``.
-        Class vectors and counts must not be None if they are listed, with the exception of
-        `counts_optional`.
+        Class vectors and counts must not be None if they are listed; with `counts_optional`, counts
+        may be None.
     unit_vectors : bool
         Whether contexts and class vectors must have norm 1.
     cuda : bool

@@ -432,9 +432,10 @@ def _divide_out_clock(
     `_write_contours` for shift 0 and, if S = 2, shift 1.
     """
     _, p_silent, p_rung = _ring_probs(log_rate, log_t)
-    # The radius |z| tilts the distribution of N: the probability of N is multiplied by |z|**N. Use
-    # shift 1 if the clock has then rung with a probability above 1/4. If the probability is neither
-    # near 0 nor near 1, both shifts are accurate, but shift 0 may have fewer terms.
+    # On the circle, the probabilities of N are in effect multiplied by |z|**N and normalised. Shift
+    # 1 is used if, in this distribution, the clock has rung with a probability above 1/4. If the
+    # probability is neither near 0 nor near 1, both shifts are accurate, but shift 0 may have fewer
+    # terms.
     shift = 1 if 3.0 * p_rung * abs(z[0, 0]) > p_silent else 0
 
     for i in range(_CIRCLE_POINTS):
