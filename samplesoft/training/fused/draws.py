@@ -15,7 +15,8 @@ from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers.base import Draw
 from samplesoft.training.fused.eligible import FULL_LOSSES, supported_base_loss
 
-_MAX_CALL_DRAWS = 1 << 18  # draws plus examples in all steps of a call
+# largest number of draws plus examples in one call, unless a single step has more
+_MAX_CALL_DRAWS = 1 << 18
 _MAX_CALL_STEPS = 512
 
 
@@ -48,7 +49,7 @@ class StepDraws(NamedTuple):
     """
 
     ids: IntArray  # (S, m) or (1, n): drawn classes
-    log_counts: FloatArray  # (S, m) or (1, n): log expected counts, subtracted from scores
+    log_counts: FloatArray  # (S, m) or (1, n): log expected count of each draw
     loss_kernel: LossKernel  # kernels of the loss for these draws
 
     def at_steps(self, steps: slice) -> StepDraws:
@@ -103,7 +104,7 @@ def draw_steps(model: LinearSoftmax, num_steps: int, seed: int, batch_size: int 
     ids, log_counts = checked_draw(drawn, num_steps, n)
 
     loss_kernel = loss._kernel_for_draw(drawn, n)
-    # if each draw has a weight, the draws of a class cannot be merged
+    # a loss that gives each draw a weight cannot merge the draws of a class
     if loss_kernel.weighs_draws:
         loss_kernel = loss_kernel._replace(adds_exponentials=False, merge=None)
     return StepDraws(ids, log_counts, loss_kernel)
@@ -112,10 +113,11 @@ def draw_steps(model: LinearSoftmax, num_steps: int, seed: int, batch_size: int 
 def label_log_counts(
     model: LinearSoftmax, targets: Targets, ids: IntArray, batch_size: int
 ) -> FloatArray:
-    """Return the corrections (P,) that the loss subtracts from label scores.
+    """Return the corrections that the loss subtracts from the scores of the labels.
 
-    If the loss has none, they are zeros (1,). `ids` (S, m) are the draws of the steps, which have
-    `batch_size` examples each.
+    There is one correction for each pair of an example and a label, (P,). If the loss has none, the
+    result is zeros (1,). `ids` (S, m) are the draws of the steps, which have `batch_size` examples
+    each.
     """
     layer = model.softmax
     labels = targets.labels
@@ -130,7 +132,8 @@ def label_log_counts(
     if not loss.properties.divides_by_accepted:
         return expected
 
-    # accidental hits are discarded, and sums over the other draws are divided by their number
+    # the loss discards accidental hits, which are draws of a label, and divides sums over the
+    # remaining draws by their number
     num_hits = np.empty(len(labels), np.int64)
     # the index of the first pair of each step, followed by the number of pairs
     first_pairs = np.append(targets.offsets()[::batch_size], len(labels))
@@ -141,7 +144,7 @@ def label_log_counts(
         hit_stops = np.searchsorted(drawn, labels[step_pairs], "right")
         num_hits[step_pairs] = hit_stops - hit_starts
 
-    # draws of all labels of the example are discarded, so that their counts are added
+    # the loss discards draws of all labels of an example, so add the counts of these labels
     if loss.mask_other_labels:
         num_hits = targets.rows(targets.per_example(num_hits))
         expected = targets.rows(np.logaddexp.reduceat(expected, targets.offsets()))

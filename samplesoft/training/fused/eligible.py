@@ -94,9 +94,9 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
 
 
 def supported_base_loss(loss: Loss) -> type[Loss] | None:
-    """Return the class from which a loss has its forward and backward pass.
+    """Return the loss class whose forward and backward pass the given loss uses.
 
-    Returns None if fused training does not support the passes of that loss.
+    Returns None if the loss has other passes, which fused training does not support.
     """
     for base in (*_SAMPLED_LOSSES, *FULL_LOSSES):
         passes = type(loss)._forward, type(loss)._backward
@@ -106,7 +106,10 @@ def supported_base_loss(loss: Loss) -> type[Loss] | None:
 
 
 def _overrides_replaced_method(base: Any, instance: Any) -> bool:
-    """Whether a loss or an optimizer overrides a method of `base` that fused steps do not call."""
+    """Return whether the class of `instance` overrides a method that fused steps do not call.
+
+    `instance` is a loss or an optimizer, and `base` its base class.
+    """
     return any(
         getattr(type(instance), name) is not getattr(base, name) for name in _REPLACED_METHODS[base]
     )

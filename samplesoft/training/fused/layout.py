@@ -36,9 +36,9 @@ _MAX_BLOCK_MULTIPLICATIONS = 1 << 18
 
 
 class LossSettings(NamedTuple):
-    """How a loss scores vectors, and which accidental hits it keeps.
+    """How a loss scores vectors, and which accidental hits (draws of a label) it keeps.
 
-    The last three fields are those of `samplesoft.losses.step.Pairs`.
+    The last three fields have the same meaning as in `samplesoft.losses.step.Pairs`.
     """
 
     tau: float  # inverse temperature: scores are tau * h . c
@@ -68,9 +68,9 @@ class StepPairs(NamedTuple):
 
     offsets: IntArray  # (N + 1,): first pair of each example
     weights: FloatArray  # (P,): weight of the pair in its example's loss
-    log_counts: FloatArray  # (P,): corrections subtracted from label scores
+    log_counts: FloatArray  # (P,): correction that is subtracted from the label's score
     classes: IntArray  # (P,): index of the label in the `ids` of the step
-    sorted_by_class: IntArray  # (P,): the pairs of each step, sorted by `classes`
+    sorted_by_class: IntArray  # (P,): indices of the pairs of each step, sorted by `classes`
     example_ids: IntArray  # (P,): index of the example in its step
 
 
@@ -92,10 +92,11 @@ class InputEntries(NamedTuple):
     features: IntArray  # (E,): feature of each entry
     values: Rows  # (E,): value of each entry
     # The entries of each step, sorted by feature. The slice of step s begins at the index of the
-    # step's first entry; in `feature_offsets`, it begins s elements later.
+    # step's first entry. In `feature_offsets` it begins s elements later, because the slice of each
+    # step has one element more.
     unique_features: IntArray  # (E,): distinct features; only the first `num_unique` are used
     num_unique: IntArray  # (S,): number of distinct features of each step
-    feature_offsets: IntArray  # (E + S,): first entry of each distinct feature, and the end
+    feature_offsets: IntArray  # (E + S,): first entry of each distinct feature; end of the last
     example_ids: IntArray  # (E,): index of the entry's example in its step
     values_by_feature: Rows  # (E,): value of each entry
 
@@ -109,11 +110,11 @@ class Workspace(NamedTuple):
     d_embedded: Rows  # (B, d): gradients in the embedded inputs
     class_vectors: Rows  # (K, d), of norm 1 if the loss normalises
     class_norms: FloatArray  # (K,): norms of the class vectors before the division
-    # derivatives in the scores of drawn classes, for each block of examples and block of classes:
-    # (blocks of examples, blocks of classes, 32 * classes_per_block)
+    # (blocks of examples, blocks of classes, 32 * classes_per_block): derivatives of the loss in
+    # the scores of the drawn classes
     d_sampled: Rows
     label_scores: FloatArray  # (P,): score of each pair's label
-    d_labels: FloatArray  # (P,): label logits, overwritten by derivatives in label scores
+    d_labels: FloatArray  # (P,): label logits, later derivatives of the loss in label scores
     pair_losses: FloatArray  # (P,): loss of each pair
 
 
@@ -131,8 +132,9 @@ class StepBlock(NamedTuple):
     entries: InputEntries
     workspace: Workspace
     losses: FloatArray  # (N,): loss of each example, written by the steps
-    # (2,): whether a gradient exceeds the limit, and whether a loss is not finite. The flag of the
-    # loss is written before a barrier and read after it, so that all workers stop at the same step.
+    # (2,): flags, which say whether a gradient exceeds the limit, and whether a loss is not finite.
+    # The flag of the loss is written before a barrier and read after it, so that all workers stop
+    # at the same step.
     diverged: IntArray
 
 
@@ -148,8 +150,8 @@ def make_step_block(
 ) -> StepBlock:
     """Return the arrays for training on inputs `x` (N, v), in steps of `batch_size` examples.
 
-    `label_log_counts` (P,) or (1,) are the corrections subtracted from label scores, and
-    `example_weights` (N,) the factors of the examples' losses.
+    `label_log_counts` are the corrections that are subtracted from label scores: (P,), or (1,) if
+    all are equal. `example_weights` (N,) are the factors of the examples' losses.
     """
     num_examples = x.shape[0]
     dim = model.softmax.class_embeddings.shape[1]
@@ -314,8 +316,8 @@ def _fill_steps(
     """Fill `classes`, `pairs` and `entries` for steps [start, stop).
 
     `labels` (P,) are the labels of the pairs. The draws `ids` and `log_counts` are (S, m), or
-    (1, m) if all steps have the same draws. Two arrays are workspace. `index_plus_one` (n,) must be
-    zeros on entry; it holds 1 + the index of each class among the classes of the step.
+    (1, m) if all steps have the same draws. The last two arguments are workspace. `index_plus_one`
+    (n,) must be zeros on entry; it holds 1 + the index of a class among the classes of a step.
     `multiplicities` (m,) holds the number of draws of each class.
     """
     adds_exponentials = classes.class_of_draw.shape[1] == 0

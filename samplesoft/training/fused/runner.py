@@ -65,13 +65,13 @@ class TrainedParameters(NamedTuple):
 
 
 class WorkerWorkspace(NamedTuple):
-    """Intermediate arrays of one worker for one block, all flat."""
+    """Intermediate arrays of one worker (thread), for one block of a stage; all are flat."""
 
     scores: Rows  # scores of the drawn classes for a block of examples
     gradients: Rows  # gradients in a block of class or feature rows
     product: Rows  # results of matrix products
     sampled_scores: Rows  # scores of the draws, in the dtype of the logits
-    d_sampled: Rows  # derivatives in these scores
+    d_sampled: Rows  # derivatives of the loss in `sampled_scores`
     logits: FloatArray  # workspace of the loss kernel
 
 
@@ -96,7 +96,7 @@ def make_worker_workspace(steps: StepBlock, loss_kernel: LossKernel) -> WorkerWo
     )
 
 
-# stage 2, for one block of examples, in the order of the calls -----------------------------------
+# functions of stage 2, for one block of examples, in the order of the calls ----------------------
 
 
 @njit_bare
@@ -179,8 +179,9 @@ def _sum_losses_and_weight_derivatives(
 ) -> None:
     """Write the losses of examples [start, stop), each the sum over its label pairs.
 
-    The derivatives in label logits are overwritten by those of the weighted loss in label scores. A
-    loss that is not finite is flagged in `diverged`.
+    `d_labels` holds the derivatives of the losses in label logits. They are overwritten by the
+    derivatives of the weighted losses in label scores. A loss that is not finite sets a flag in
+    `diverged`.
     """
     for b in range(start, stop):
         total = 0.0
@@ -197,7 +198,7 @@ def _sum_losses_and_weight_derivatives(
 def _sum_derivatives_by_class(
     loss: LossSettings, class_of_draw: IntArray, d_sampled: Rows, num_drawn: int, class_scores: Rows
 ) -> None:
-    """Overwrite the scores of the distinct drawn classes by the derivatives in them.
+    """Overwrite the scores of the distinct drawn classes by the derivatives of the loss in them.
 
     The derivative in the score of a class is the sum of `d_sampled` (b, m) over its draws.
     """
@@ -227,9 +228,10 @@ def _store_weighted_derivatives(
     width: int,
     d_sampled_blocks: Rows,
 ) -> None:
-    """Store the derivatives in scores of examples [start, stop), times the examples' weights.
+    """Store the derivatives in the scores of examples [start, stop), times the examples' weights.
 
-    They are stored by blocks of classes, as stage 3 reads them.
+    The derivatives are stored by blocks of `width` classes, because stage 3 reads one such block at
+    a time.
     """
     for b in range(stop - start):
         weight = d_scores.dtype.type(example_weights[start + b])
@@ -244,7 +246,7 @@ def _store_weighted_derivatives(
 def _convert_to_embedded_gradients(
     loss: LossSettings, contexts: Rows, norms: FloatArray, d_embedded: Rows
 ) -> None:
-    """Convert `d_embedded` (b, d) in place: from gradients in `z` to those in embedded inputs."""
+    """Convert `d_embedded` (b, d) from gradients in `z` to gradients in embedded inputs."""
     tau = d_embedded.dtype.type(loss.tau)
     for b in range(len(d_embedded)):
         for i in range(d_embedded.shape[1]):
@@ -253,7 +255,7 @@ def _convert_to_embedded_gradients(
         unit_gradient(d_embedded, contexts, norms)
 
 
-# stages 3 to 5, for one block of rows -------------------------------------------------------------
+# functions of stages 3 to 5, for one block of rows ------------------------------------------------
 
 
 @njit_bare
@@ -299,7 +301,8 @@ def _sum_rows(rows: Rows, gradient: Rows) -> None:
 def make_row_updater(rows_kernel: Kernel) -> Kernel:
     """Return a kernel that updates parameter rows if all entries of their gradient are valid.
 
-    It returns the number of invalid entries: NaN, or above the largest gradient in absolute value.
+    The kernel returns the number of invalid entries. An entry is invalid if it is NaN, or if its
+    absolute value exceeds the largest gradient.
     """
 
     def update_rows(
@@ -329,8 +332,8 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
 
     `differentiate` computes loss and derivatives of a block of examples, and `update_rows` is from
     `make_row_updater`. If `draws_are_classes`, the scores of the distinct drawn classes are used as
-    they are. Otherwise scores are copied for each draw, or as absolute values, and the derivatives
-    are summed by class.
+    they are. Otherwise the kernel copies the score of a class, or its absolute value, for each
+    draw, and sums the derivatives over the draws of a class.
     """
 
     def run(
@@ -413,7 +416,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                 num_scores = len(z) * num_logits
                 d_sampled = local.d_sampled[:num_scores].reshape(shape)
 
-                if draws_are_classes:  # known at compile time
+                if draws_are_classes:  # a constant when the kernel is compiled
                     sampled_scores = local.scores[:num_scores].reshape(shape)
                 else:
                     sampled_scores = local.sampled_scores[:num_scores].reshape(shape)
@@ -464,7 +467,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                     classes.weights[s : s + 1],
                     local.logits,
                     shared.pair_losses,
-                    shared.d_labels,  # also the label logits, which are overwritten
+                    shared.d_labels,  # holds the label logits, which are overwritten
                     d_sampled,
                 )
 

@@ -26,8 +26,9 @@ from samplesoft.training.fused.runner import (
     make_worker_workspace,
 )
 
-_MIN_PARALLEL_MULTIPLICATIONS = 1 << 21  # steps with fewer multiplications run on one thread
-_RELEASED_BARRIER = 1 << 62  # number of arrivals at which no worker waits
+# largest number of multiplications of a step on one thread; larger steps run on all threads
+_MIN_PARALLEL_MULTIPLICATIONS = 1 << 21
+_RELEASED_BARRIER = 1 << 62  # count of arrivals so large that no worker waits at a barrier
 
 
 def take_steps(
@@ -92,7 +93,7 @@ def take_steps(
     targets = checked_targets(labels, x.shape[0], model.num_classes, loss.label_reduction)
     label_counts = label_log_counts(model, targets, draws.ids, batch_size)
 
-    # the loss adds its offset to all scores; it is subtracted from the corrections instead
+    # subtract the offset of the loss from all corrections; that adds it to all scores
     offset = getattr(loss, "offset", 0.0)
     draws = draws._replace(log_counts=draws.log_counts - offset)
     step_sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
@@ -131,10 +132,11 @@ def take_steps(
 
 
 def _loss_settings(loss: Loss) -> LossSettings:
-    """Return how a loss scores vectors, and which accidental hits it keeps."""
+    """Return the settings of a loss: how it scores vectors, and which accidental hits it keeps."""
     draws_label = isinstance(loss, SampledLoss) and loss.properties.draws_label
     keeps_other_hits = not loss.mask_other_labels
-    # one versus all counts a draw once for an example, so that hits of any of its labels are alike
+    # one versus all counts a draw once for an example, so that draws of any of the example's labels
+    # are treated alike
     counts_draws_once = loss.label_reduction == "ova"
 
     return LossSettings(
@@ -177,10 +179,10 @@ def _run_on_threads(
 def _prepare_parameters(
     optimizer: Optimizer, model: LinearSoftmax, num_steps: int
 ) -> TrainedParameters:
-    """Return the parameters with the optimizer's states and its hyper-parameters for each step.
+    """Return the parameters, the optimizer's states, and its hyper-parameters for each step.
 
-    Counts the steps in `optimizer.steps`, because the hyper-parameters depend on the step. If this
-    raises an error, the count is unchanged.
+    The function adds the steps to `optimizer.steps`, because the hyper-parameters depend on the
+    step. If it raises an error, `optimizer.steps` is unchanged.
     """
     model.copy_read_only_parameters()
     rows_and_states = optimizer.parameters_with_states(model.parameters)
