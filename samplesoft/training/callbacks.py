@@ -54,7 +54,8 @@ class Average(Callback):
     def add(self, parameters: Arrays) -> None:
         """Add the parameters of another epoch to the average."""
         self._epochs += 1
-        # section 4 of the paper with eta = 3; the first weight is 1, which replaces initial values
+        # Section 4 of the paper with eta = 3. The weight of the first epoch is 1, so that its
+        # parameters replace the initial values.
         weight = (_DECAY_EXPONENT + 1.0) / (_DECAY_EXPONENT + self._epochs)
         for name, array in self.parameters.items():
             averages = array.reshape(-1)
@@ -139,20 +140,20 @@ class KeepBest(Callback):
         self._best: Arrays | None = None
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Keep a copy of the parameters if no epoch so far was better."""
+        """Keep a copy of the parameters, or of their averages, if no epoch so far was better."""
         if progress.metrics["loss"] == progress.best_loss:
             # a copy, because training continues to update the parameters in place
             self._best = copied(self._tracked_parameters(task))
 
     def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Restore the best parameters."""
+        """Restore the parameters, or their averages, of the best epoch."""
         if self._best is not None:
             copy_values(self._best, self._tracked_parameters(task))
             if self._average is None:  # with an average, `Average.end` rebuilds the sampler
                 task.refresh()
 
     def _tracked_parameters(self, task: Task) -> Arrays:
-        """Return the arrays to keep: the averages if there are any, else the parameters."""
+        """Return the arrays to keep: the averages if `average` was given, else the parameters."""
         return task.parameters if self._average is None else self._average.parameters
 
 

@@ -35,12 +35,13 @@ FORMAT = 2
 SHARDS = "shards.npz"  # lists the files of a sharded layer
 Arrays = dict[str, NDArray[Any]]
 
-# prefix of array names, which could otherwise be argument names of numpy.savez
+# prefix of the names of arrays in a file; without it, a name such as "file" would clash with an
+# argument of numpy.savez
 _ARRAY = "array/"
 _CHECKSUM_MARK = b"\nsamplesoft sha256 "
 _CHECKSUM_BYTES = len(_CHECKSUM_MARK) + 64
-_ABSENT = "nothing"  # in messages, in place of a missing setting or array
-# for the error of a file that is no checkpoint: what it must be, and a remedy
+_ABSENT = "nothing"  # stands for a missing setting or array in messages
+# for the error message of a file that is not a checkpoint: what the file must be, and a remedy
 _EXPECTED_AND_REMEDY = (
     "a whole checkpoint of samplesoft",
     "take another copy, such as best.npz for checkpoint.npz of a run, which then goes on from it, "
@@ -128,7 +129,7 @@ def write_draft(path: str | Path, checkpoint: Checkpoint) -> Path:
         # as bytes, because NumPy stores text in four bytes a character
         np.savez(stream, about=np.frombuffer(header_json.encode(), np.uint8), **arrays)
         stream.seek(0)
-        # the checksums of the zip format are of single arrays, and cannot detect a missing array
+        # the zip format has a checksum for each array, which cannot detect a missing array
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         stream.write(_CHECKSUM_MARK + digest.encode())
 
@@ -143,7 +144,7 @@ def explain_write_errors(path: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except FileInUse:  # its message already has the file name
+    except FileInUse:  # the message of this error already has the file name
         raise
     except OSError as error:
         raise (PermissionError if is_in_use(error) else OSError)(
@@ -222,7 +223,7 @@ def open_checkpoint(path: str | Path, model: str | None = None) -> Iterator[Chec
         yield checkpoint
 
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # the message already has the file name
+        # an error whose message already has the file name needs no other
         if str(error).startswith(repr(str(path))):
             raise
 
@@ -236,7 +237,7 @@ def open_checkpoint(path: str | Path, model: str | None = None) -> Iterator[Chec
 def storable_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of an estimator that a file can store.
 
-    `random_state` is omitted unless it is an integer; it is also removed from `parameters`.
+    `random_state` is removed from `parameters`. The result contains it only if it is an integer.
     """
     seed = parameters.pop("random_state")
     return {**parameters, **({"random_state": int(seed)} if isinstance(seed, Integral) else {})}
@@ -377,13 +378,13 @@ def write_shards(folder: str | Path, layer: ShardedSoftmaxLayer) -> None:
         _remove_files(map(path.with_name, names))
         raise
 
-    # this may be the list of a concurrent writer
+    # a concurrent writer may have replaced the list; the files in the current list must remain
     with open_checkpoint(path, SHARDS) as new_listing:
         listed_files = {*new_listing.values["files"]}
 
     own_process = str(os.getpid())
     for leftover in path.parent.glob("shard-*-*.npz"):
-        name_parts = leftover.stem.split("-")[1:]  # process and name of the writer, shard
+        name_parts = leftover.stem.split("-")[1:]  # process id, more of the writer's name, shard
         is_own = name_parts[0] == own_process
         if not is_own and is_abandoned(leftover, "-".join(name_parts[:-1])):
             old_files.append(leftover)
@@ -432,7 +433,7 @@ class StoredShards:
         self.folder = str(path.parent)
 
     def part(self, lo: int, hi: int) -> tuple[NDArray[Any], Arrays]:
-        """Return the vectors (hi - lo, d) of classes [lo, hi), and their optimizer state."""
+        """Return the vectors (hi - lo, d) and the optimizer state of the classes [lo, hi)."""
         shards = []
         for file, (start, stop) in zip(self._files, pairwise(self._bounds), strict=True):
             overlap = slice(max(lo - start, 0), max(min(hi, stop) - start, 0))
@@ -463,7 +464,7 @@ def read_shards(folder: str | Path) -> StoredShards:
     StoredShards
         The stored class vectors and optimizer states. A new `ShardedSoftmaxLayer` reads the files
         one shard after another, and verifies their checksums. It may have another number of shards,
-        and needs the loss, sampler and optimizer of the old layer. Its samplers are as after
+        and needs the loss, sampler and optimizer of the old layer. Its samplers are rebuilt, as by
         `refresh`. If the old layer was refreshed before it was written, and the number of shards is
         the same, then training continues with the same bits.
 

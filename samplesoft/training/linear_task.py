@@ -1,7 +1,7 @@
 """The training task of a linear softmax model, for the classifier, the recommender and retrieval.
 
-It determines the order of the examples and the seed of each step, takes single or fused steps, and
-updates the sampler.
+It determines the order of the examples and the seed of each step, takes steps one by one or fused
+(many steps in one compiled call), and updates the sampler.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from samplesoft.training.task import Task, derive_seed
 _MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)
 # input entries that are prepared at a time; each takes about 60 bytes
 _CHUNK_ENTRIES = 1 << 17
-# selections of all examples are not copied if they have more input values
+# a selection of all examples is copied if it has at most this number of input values
 _MAX_COPIED_VALUES = 1 << 18
 # reason why dense inputs are trained step by step, in a message to the user
 DENSE_INPUTS_REASON = "inputs are dense, whose products are quicker so"
@@ -47,8 +47,8 @@ class Examples(NamedTuple):
     weights: FloatArray  # (N,)
 
     def select(self, rows: IntArray) -> Examples:
-        """Return the examples `rows`; all examples in order are not copied if they are many."""
-        # few examples are always copied, because copies are aligned, and the last bits of small
+        """Return the examples `rows`, copied unless they are all examples in order, and large."""
+        # small inputs are always copied, because copies are aligned, and the last bits of small
         # products may depend on the alignment
         size = self.X.size if isinstance(self.X, np.ndarray) else self.X.nnz
         is_all = size > _MAX_COPIED_VALUES and np.array_equal(rows, np.arange(len(self.weights)))
@@ -122,7 +122,7 @@ class LinearTask(Task):
         self._reason_step_by_step: str | None = None
 
     def use(self, data: Examples, rows: IntArray, batch_size: int) -> None:
-        """Set the training examples for the next epochs: those of `data` with indices `rows`."""
+        """Set the training examples for the next epochs: the examples `rows` of `data`."""
         self.model.copy_read_only_parameters()
         self.parameters = self.model.parameters
         self.data = data
@@ -132,7 +132,7 @@ class LinearTask(Task):
 
     @contextmanager
     def using(self, data: Examples, rows: IntArray, batch_size: int) -> Iterator[None]:
-        """Return a context in which these examples are set; it removes them at its end."""
+        """Return a context in which `use` has set the examples; at its end they are removed."""
         self.use(data, rows, batch_size)
         try:
             yield
@@ -154,7 +154,7 @@ class LinearTask(Task):
 
     def begin_epoch(self, epoch: int, index: int) -> None:
         """Shuffle the training examples, and divide them into the batches of an epoch."""
-        # counted when the epoch begins, so that after an interrupted epoch the order is different
+        # count the epoch when it begins, so that the order after an interrupted epoch is different
         self.epochs_begun += 1
         self._epoch = epoch
         self._batches = self.batches(self.rows, self.epochs_begun - 1, self.batch_size)
@@ -164,8 +164,11 @@ class LinearTask(Task):
         return len(self._batches[index])
 
     def fused_block_end(self, optimizer: Any, epoch: int, index: int) -> int | None:
-        """Return the end (exclusive) of the fused block of step `index`, or None if not fused."""
-        if self._checked_optimizer is not optimizer:  # determine the reason once for each training
+        """Return the end (exclusive) of the fused block that contains step `index`.
+
+        Returns None if steps are taken one by one.
+        """
+        if self._checked_optimizer is not optimizer:  # determine the reason once for an optimizer
             self._reason_step_by_step = self.why_step_by_step(optimizer)
             self._checked_optimizer = optimizer
             # models on dense inputs get the draws that fused steps on sparse inputs would have
@@ -214,7 +217,7 @@ class LinearTask(Task):
         return losses
 
     def _run_fused_steps(self, optimizer: Any, start: int, stop: int) -> list[float]:
-        """Take steps [start, stop); `steps_taken` is wrong until the caller sets it."""
+        """Take steps [start, stop), and return their losses; the caller must set `steps_taken`."""
         # draw and prepare from the start of the block even if a resumed run begins within it, so
         # that the random streams are the same
 
@@ -257,7 +260,7 @@ class LinearTask(Task):
         return losses
 
     def _batch_size(self) -> int:
-        """Return the number of examples in each step of the current epoch except the last."""
+        """Return the number of examples in a step of the current epoch; the last may have fewer."""
         return len(self._batches[0])
 
     def _rows(self, rows: IntArray) -> Examples:
@@ -275,14 +278,14 @@ class LinearTask(Task):
         return OffsetSeed(seed, index_in_block)
 
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
-        """Return inputs and labels as training uses them; a subclass may hide items, for example.
+        """Return the inputs and labels for a training step; a subclass may hide some of the items.
 
         `first` is the number of input entries of earlier examples in the same fused block.
         """
         return x, labels
 
     def count(self, x: Any, labels: Any) -> None:
-        """Do nothing; a subclass may count the examples and labels of each step."""
+        """Do nothing; a subclass may count the inputs `x` and the labels of each step."""
 
     def batches(self, rows: IntArray, epoch: int, batch_size: int) -> list[IntArray]:
         """Return the indices of the examples of each step of an epoch, in random order."""
@@ -294,7 +297,8 @@ class LinearTask(Task):
     ) -> tuple[float, dict[str, Gradient]]:
         """Return the mean loss of the batch `x` (B, v), and gradients by parameter name.
 
-        The seed is that of the next step; `draws` is another seed for the draws only.
+        Dropout and draws use the seed of the next step. If `draws` is given, it is the seed of the
+        draws instead.
         """
         x, labels = self.prepared(x, labels)
         self.count(x, labels)
@@ -341,9 +345,10 @@ class LinearTask(Task):
 
 
 def _step_chunks(x: Any, batches: list[IntArray], start: int, stop: int) -> list[slice]:
-    """Divide steps [0, stop) into slices with a limited number of input entries each.
+    """Divide steps [0, stop) into slices that have at most `_CHUNK_ENTRIES` input entries each.
 
-    `batches` are the indices of the examples of each step. One of the slices begins at `start`.
+    A step with more entries is a slice by itself. `batches` are the indices of the examples of each
+    step. A slice begins at step `start`, so that the caller can skip the steps before it.
     """
     num_entries = np.diff(x.indptr)
     slices = []
@@ -364,7 +369,7 @@ def _step_chunks(x: Any, batches: list[IntArray], start: int, stop: int) -> list
 
 @contextmanager
 def divergence_as_value_error() -> Iterator[None]:
-    """Return a context that converts FloatingPointError, diverged training, to a ValueError."""
+    """Return a context that converts the FloatingPointError of diverged training to ValueError."""
     try:
         yield
     except FloatingPointError as error:
@@ -375,13 +380,13 @@ def divergence_as_value_error() -> Iterator[None]:
 
 
 def held_out_order(rows: IntArray, seed: int | np.uint64) -> IntArray:
-    """Return `rows` (N,) in random order; callers hold out the first of them."""
+    """Return `rows` (N,) in random order; callers hold out the rows that come first."""
     # with a separate stream, the held-out examples do not depend on how long a model was trained
     return np.random.default_rng(derive_seed(seed, _SPLIT)).permutation(rows)
 
 
 def as_csr_weights(name: str, value: Any) -> sparse.csr_array:
-    """Return a matrix of weights as a CSR copy without zeros; raise unless all are at least 0.
+    """Return a matrix of weights as a CSR copy without zeros; raise if a weight is negative.
 
     `name` is the name of the argument, for errors.
     """
@@ -412,18 +417,19 @@ def with_unit_rows(matrix: Any) -> sparse.csr_array:
 
 
 def entry_chunks(matrix: Any) -> list[slice]:
-    """Divide the rows of a CSR matrix into slices with a limited number of entries.
+    """Divide the rows of a CSR matrix into slices of about `_CHUNK_ENTRIES` entries.
 
-    A row with more entries than that is a slice by itself.
+    A slice exceeds this number only by the entries of its last row.
     """
     starts = np.unique(matrix.indptr[:-1] // _CHUNK_ENTRIES, return_index=True)[1].tolist()
     return [slice(*ends) for ends in zip(starts, [*starts[1:], matrix.shape[0]], strict=True)]
 
 
 def row_of_each_entry(matrix: Any, rows: slice) -> tuple[IntArray, slice]:
-    """Return the row of each entry in a slice of the rows of a CSR matrix, and the entries' slice.
+    """Return the row index of each entry in the rows `rows` of a CSR matrix, and their slice.
 
-    The rows are counted from the first of the slice.
+    The row indices are counted from ``rows.start``. The slice selects the entries from the arrays
+    of the matrix.
     """
     ends = matrix.indptr[rows.start : rows.stop + 1]
     return np.repeat(np.arange(len(ends) - 1), np.diff(ends)), slice(int(ends[0]), int(ends[-1]))

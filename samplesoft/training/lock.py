@@ -1,11 +1,11 @@
 """A lock on the folder of a training run, which only one process can hold at a time.
 
-The lock is one of the operating system, on a file in the folder that is never removed. The system
-releases it when the process ends, even if it is killed, so that no lock is ever stale. The file
-contains the process id, but only for the error message: a process id may be reused.
+The operating system locks a file in the folder; the file is never removed. The system releases the
+lock when the process ends, even if it is killed, so that no lock is ever stale. The file contains
+the process id, but only for the error message: a process id may be reused.
 
-A forked child inherits the lock, and would hold it after its parent has ended. The child therefore
-closes its copy of the file at once.
+A forked child process inherits the open file and with it the lock, and would hold the lock after
+its parent has ended. The child therefore closes the file at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from samplesoft._files import retry_while_in_use
 
 LOCK = ".lock"
 _OPEN_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-_MAX_HOLDER_BYTES = 200  # bytes of the file's content that are read
-# lock files that this process has open; a forked child has a copy of the set
+_MAX_HOLDER_BYTES = 200  # largest number of bytes that are read from a lock file
+# descriptors of the lock files that this process has open; a forked child has a copy of the set
 _open_descriptors: set[int] = set()
 
 if sys.platform == "win32":
@@ -65,7 +65,7 @@ def locked(folder: str | Path) -> Iterator[None]:
     host = socket.gethostname()
     path.parent.mkdir(parents=True, exist_ok=True)
 
-    # never remove the file: a process that has it open would hold a lock that others cannot see
+    # never remove the file: a process that has it open would hold a lock that no other can see
     descriptor = retry_while_in_use(lambda: os.open(path, _OPEN_FLAGS, 0o666))
     _open_descriptors.add(descriptor)
 
@@ -105,7 +105,8 @@ def locked(folder: str | Path) -> Iterator[None]:
                 with suppress(OSError):  # unlocking fails on file systems without locks
                     _unlock(descriptor)
     finally:
-        # a forked child has closed it already, and its number may now belong to another file
+        # a forked child has closed the descriptor already, and its number may now belong to another
+        # file
         if descriptor in _open_descriptors:
             _open_descriptors.discard(descriptor)
             os.close(descriptor)

@@ -70,7 +70,7 @@ class Progress:
         return self.loss_sum / self.examples
 
     def add(self, loss: float, examples: int, seconds: float) -> None:
-        """Count one step: the mean loss of its examples, their number, and the time it took."""
+        """Count one step, given the mean loss and the number of its examples, and its time."""
         self.index += 1
         self.step += 1
         self.loss_sum += loss * examples
@@ -79,14 +79,14 @@ class Progress:
         self.seconds += seconds
 
     def begin_epoch(self) -> None:
-        """Set the loss, the time and the metrics of the current epoch to zero."""
+        """Reset the loss, the time and the metrics of the current epoch."""
         self.loss_sum = 0.0
         self.examples = 0
         self.epoch_seconds = 0.0
         self.metrics = {}
 
     def record_validation(self, metrics: dict[str, float], tolerance: float = 0.0) -> None:
-        """Record the validation metrics of the current epoch, before it is counted.
+        """Record the validation metrics of the current epoch, before `end_epoch` counts it.
 
         The epoch is an improvement if its loss is below the best loss by more than `tolerance`.
         """
@@ -122,9 +122,9 @@ class Callback:
     Attributes
     ----------
     every : tuple of int
-        Periods in steps. `fit` calls `after_steps` after each step, or after each fused block of
-        several steps. A fused block ends at the latest at a multiple of each period, counted
-        within the epoch.
+        Periods in steps, at whose multiples `after_steps` must be called. `fit` calls it after each
+        step, or after a fused block: several steps in one compiled call. A fused block ends at the
+        next multiple of a period, or earlier. Steps are counted from the beginning of the epoch.
     """
 
     every: tuple[int, ...] = ()
@@ -145,10 +145,10 @@ class Callback:
         """Act after one step, or after a fused block of steps."""
 
     def end_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Act after the last step of an epoch, before the epoch is counted; such as validation."""
+        """Act after the last step of an epoch, before it is counted; for example, validate."""
 
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
-        """Act after an epoch has been counted; such as writing a checkpoint, or early stopping."""
+        """Act after an epoch has been counted; for example, write a checkpoint or stop early."""
 
     def end(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Act once after the last epoch; `fit` calls the callbacks in reverse order for this."""
@@ -310,7 +310,7 @@ def _run_epoch(
 
 
 def _run_steps(task: Task, optimizer: Any, progress: Progress, max_end: int) -> None:
-    """Take and count one step, or a fused block of steps that ends at step `max_end` or before."""
+    """Take and count one step, or several steps in one fused call, at most up to step `max_end`."""
     first_index = progress.index
     start_time = time.perf_counter()
     end = task.fused_block_end(optimizer, progress.epoch, first_index)

@@ -15,11 +15,13 @@ from samplesoft.training.schedules import Schedule, default_learning_rate, make_
 
 # Default number of draws. If there are no more classes than this, all classes are scored instead.
 NUM_SAMPLED = 100
-# Draws that a batch shares are cheap: their default number is n / 32, from 100 to 1000.
+# Draws that a batch shares are cheap: their default number is n / 32 for n classes, but at least
+# 100 and at most 1000.
 _MAX_DEFAULT_SAMPLED = 1000
 _CLASSES_PER_DRAW = 32
-# The default number of epochs is 5, or up to 20 if 5 epochs have fewer than 200 steps. It is 20
-# with early stopping, and for a model without an embedding.
+# The default number of epochs is 5. If 5 epochs have fewer than 200 steps, it is larger, so that
+# there are 200 steps, but at most 20. It is 20 with early stopping, and for a model without an
+# embedding.
 _MIN_DEFAULT_EPOCHS = 5
 _MAX_DEFAULT_EPOCHS = 20
 _MIN_STEPS = 200
@@ -253,7 +255,7 @@ def resolve(
 
 
 def calibration_epoch(epochs: int) -> int:
-    """Return half of the epochs, rounded up: after so many epochs a model is calibrated."""
+    """Return the number of epochs after which a model is calibrated: half of all, rounded up."""
     return -(-epochs // 2)
 
 
@@ -277,8 +279,9 @@ def _resolve_model(
 ) -> LinearSoftmaxSettings:
     """Return the settings of a model with `num_classes` classes, from the fields a user gave.
 
-    A sampled loss becomes the full softmax if there are few classes. It becomes its masked variant
-    if examples share their draws or have several labels, which draws then cannot exclude.
+    A sampled loss becomes the full softmax if there are few classes. If examples share their draws
+    or have several labels, draws cannot exclude the labels, and the loss becomes its masked
+    variant.
     """
     spec = LOSSES[requested["loss"]]
     settings = {**requested, "num_sampled": num_draws(requested, num_classes)}
@@ -304,7 +307,7 @@ def _resolve_model(
 
 
 def num_draws(requested: Mapping[str, Any], num_classes: int) -> Any:
-    """Return the number of draws of a model: as the user gave it, possibly "auto", or the default.
+    """Return the number of draws that the user gave, possibly "auto", or else the default number.
 
     If the examples of a batch share their draws, draws are cheap, and their default number grows
     with the number of classes.

@@ -44,7 +44,7 @@ from samplesoft.training.task import NUM_EXAMPLES, derive_seed
 from samplesoft.training.trained import linear_softmax_config, sample_one_label
 
 LIST_LENGTHS = (1, 3, 5, 20)  # lengths k of the top-k lists in metrics
-_MAX_VALIDATION_EXAMPLES = 2000  # examples in a validation
+_MAX_VALIDATION_EXAMPLES = 2000  # largest number of examples in a validation
 _LOSS_BATCH_EXAMPLES = 256  # examples whose loss is computed at a time
 # paths of random streams in `derive_seed`
 _HIDDEN_ITEMS_STREAM = 3, 1  # which items of held-out users are hidden
@@ -65,7 +65,8 @@ class RetrievalSettings(LinearSoftmaxSettings):
     tau : float, optional
         Inverse temperature; by default 10, and 1 without `normalize`.
     normalize : bool, optional
-        Divide contexts and class vectors by their norms; the default, except for full-logistic.
+        Divide contexts and class vectors by their norms. By default True; False for full-logistic,
+        a tree, or a model without an embedding.
     sampler : str or None
         Sampler that draws classes, a key of `samplesoft.samplers.SAMPLERS`; None for a loss over
         all classes.
@@ -75,8 +76,8 @@ class RetrievalSettings(LinearSoftmaxSettings):
         Number of always-included classes: the most frequent ones are used in each step, and the
         sampler draws from the others.
     shared : bool, optional
-        Draw one set of classes for all examples of a batch; the default with a sampler such as
-        unigram and a loss such as sampled-masked.
+        Draw one set of classes for all examples of a batch. The default is True with a sampler that
+        is independent of inputs, such as unigram, and a loss such as sampled-masked.
     nu : float
         Sharpness of the Gaussian kernel of the rff samplers.
     num_features : int
@@ -138,7 +139,7 @@ class RetrievalTask(LinearTask):
     settings : RetrievalSettings
         Settings of the model.
     leave_out : bool
-        Whether inputs and labels are the same matrix, of the items of users. Validation then hides
+        Whether inputs and labels are the same matrix: the items of each user. Validation then hides
         about a fifth of a user's items and predicts them from the others, which are excluded from
         the top-k lists.
     workers : optional
@@ -256,7 +257,7 @@ class RetrievalTask(LinearTask):
     def start(self, optimizer: Optimizer) -> Any:
         """Return the optimizer; if there are workers, first distribute the class vectors to them.
 
-        The returned optimizer is then one that works on the workers.
+        The returned optimizer then updates the class vectors on the workers.
         """
         if self._workers is None:
             return optimizer
@@ -271,7 +272,10 @@ class RetrievalTask(LinearTask):
         return sharded
 
     def begin_epoch(self, epoch: int, index: int) -> None:
-        """Shuffle the examples; the order depends on the epoch only, for runs that are resumed."""
+        """Shuffle the examples.
+
+        The order depends only on the seed and the epoch, so that a resumed run has the same order.
+        """
         self.epochs_begun = epoch
         self.steps_taken = epoch * self.num_steps + index
         super().begin_epoch(epoch, index)
@@ -287,7 +291,8 @@ class RetrievalTask(LinearTask):
     def examples(self) -> Arrays:
         """Return contexts of held-out examples with one label each, and class counts.
 
-        Of several labels one is drawn. If `leave_out`, this item is removed from the user's input.
+        One of several labels of an example is drawn. If `leave_out`, the drawn item is removed from
+        the user's input.
         """
         stored_inputs = self._inputs[self._checkpoint_rows]
         labels = self._labels[self._checkpoint_rows]
@@ -342,14 +347,14 @@ class RetrievalTask(LinearTask):
         ids, _ = self.model.top_k(x, k[-1], leave_out=labeled_inputs if self.leave_out else None)
 
         num_labeled = self._labels.shape[0] - self.num_unlabeled
-        # lists of users' items are not scored by propensities
+        # with `leave_out`, lists contain items of users, and are not scored by propensities
         uses_propensities = not self.leave_out and num_labeled >= MIN_EXAMPLES
         class_propensities = propensities(self.counts, num_labeled) if uses_propensities else None
         scores = ranking_scores(ids, row_labels, k, propensities=class_propensities)
         return {"loss": self._full_softmax_loss(x, row_labels), **scores}
 
     def _full_softmax_loss(self, x: Any, labels: Any) -> float:
-        """Return the mean full-softmax loss in nats; for a model over a tree, its own loss."""
+        """Return the mean full-softmax loss in nats, or the mean loss of a model over a tree."""
         if LOSSES[self.settings.loss].on_tree:  # the model has no class vectors
             return float(self.model.softmax.evaluate(self.model.embed(x), labels).loss)
 

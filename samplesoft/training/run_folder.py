@@ -77,8 +77,8 @@ def train(
         in `settings`, and must be passed again when the run is resumed.
     progress : bool or callable
         Whether to show progress on stderr: as a bar if stderr is a terminal, otherwise as lines. A
-        callable, such as ``print``, implies True, and is called after each epoch, when its
-        checkpoint has been written, with the last line of the epoch's log as a dict.
+        callable, such as ``print``, implies True. It is called after each epoch, when the
+        checkpoint has been written, with the epoch's last line of the log as a dict.
 
     Returns
     -------
@@ -282,7 +282,7 @@ class RunFiles(Callback):
     log_every : int
         Steps between lines of the log within an epoch.
     error_context : callable
-        Returns a context that adds the step to error messages while the model is read.
+        Returns a context that adds the step to error messages, used while a checkpoint is made.
     """
 
     def __init__(
@@ -349,7 +349,7 @@ class RunFiles(Callback):
             _warn_file_in_use(error, "the next line brings this one with it")
 
     def append_pending_lines(self) -> None:
-        """Append the pending lines to the log; those that cannot be written remain pending."""
+        """Append the pending lines to the log; a line that cannot be written remains pending."""
         while self.pending_lines:
             append_line(self.log, self.pending_lines[0])
             del self.pending_lines[0]
@@ -380,7 +380,7 @@ class RunFiles(Callback):
 
         error = None
         for name in (BEST, CHECKPOINT) if best else (CHECKPOINT,):
-            self.discard_drafts([name])  # a pending draft is older than this checkpoint
+            self.discard_drafts([name])  # a pending one is older than this checkpoint
             self.pending_drafts[name] = write_draft(self.folder / name, checkpoint)
             error = self.move_drafts_into_place()
 
@@ -388,15 +388,16 @@ class RunFiles(Callback):
             _warn_file_in_use(error, "training goes on, and the next checkpoint tries again")
 
     def discard_drafts(self, names: Iterable[str]) -> None:
-        """Remove the pending drafts of the files `names`."""
+        """Remove the pending checkpoints that would replace the files `names`."""
         for name in names:
             if name in self.pending_drafts:
                 discard_draft(self.pending_drafts.pop(name))
 
     def move_drafts_into_place(self) -> FileInUse | None:
-        """Rename pending drafts to their final names.
+        """Rename pending checkpoints from their temporary names to their final names.
 
-        Returns the error if another program holds a file; the remaining drafts stay pending.
+        If another program holds a file, its error is returned, and the remaining checkpoints stay
+        pending.
         """
         # The best checkpoint is renamed first. If the process dies before the other is renamed, the
         # resumed run repeats the epoch, and writes the same best checkpoint again.
@@ -411,7 +412,10 @@ class RunFiles(Callback):
         return None
 
     def write_pending_files(self) -> None:
-        """Write pending drafts and lines; raise OSError if another program still holds a file."""
+        """Write the pending checkpoints and lines of the log.
+
+        Raises OSError if another program still holds a file.
+        """
         error = self.move_drafts_into_place()
         if error is not None:
             remaining = ", ".join(
@@ -440,7 +444,10 @@ class RunFiles(Callback):
         return progress
 
     def remove_files_after_error(self, *, remove_run: bool) -> None:
-        """Remove pending drafts after an error; if `remove_run`, also the checkpoint and log."""
+        """Remove the pending checkpoints after an error.
+
+        If `remove_run`, the file ``checkpoint.npz`` and the log are removed too.
+        """
         self.discard_drafts([*self.pending_drafts])  # the last checkpoint remains
         if remove_run:  # `require_free` would reject the folder in the next attempt
             for file in (self.folder / CHECKPOINT, self.log):
@@ -520,7 +527,7 @@ class ReportEpochs(Callback):
 
 
 class ErrorContext:
-    """Makes contexts in which errors name the epoch and the step, and overflow is divergence."""
+    """Makes contexts in which errors name the epoch and the step, and overflow raises an error."""
 
     def __init__(self, task: Task, progress: Progress) -> None:
         self.task = task
@@ -531,8 +538,9 @@ class ErrorContext:
         """Return a context that converts the errors of its body.
 
         FloatingPointError, and ValueError if a parameter is not finite, become a FloatingPointError
-        that says that training has diverged. A SystemError that a compiled function raises at
-        Ctrl-C becomes KeyboardInterrupt.
+        that says that training has diverged. Any other ValueError gets the epoch and the step in
+        its message. A SystemError that a compiled function raises at Ctrl-C becomes
+        KeyboardInterrupt.
         """
         epoch = self.progress.epoch + 1
         index = self.progress.index
@@ -566,8 +574,8 @@ def describe_non_finite(parameters: Arrays) -> str | None:
 
 
 def _progress_from_checkpoint(values: dict[str, Any], task: Task) -> Progress:
-    """Return the progress stored in `values` of a checkpoint, which may be of an older version."""
-    if "examples" not in values:  # older versions summed the mean losses of steps
+    """Return the progress from `values` of a checkpoint; older versions stored other fields."""
+    if "examples" not in values:  # older versions stored a sum of mean losses of steps
         examples = task.num_examples
         values = {
             **values,
@@ -578,7 +586,7 @@ def _progress_from_checkpoint(values: dict[str, Any], task: Task) -> Progress:
 
 
 def _warn_file_in_use(error: OSError, consequence: str) -> None:
-    """Warn of an error in writing a file; the RuntimeWarning also says the consequence."""
+    """Issue a RuntimeWarning that states an error in writing a file, and its consequence."""
     warnings.warn(f"{str(error).rstrip('.')}; {consequence}.", RuntimeWarning, stacklevel=2)
 
 

@@ -61,7 +61,7 @@ SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "linear": linear,
     "cosine": cosine,
 }
-ENDLESS = frozenset({"constant"})  # schedules that do not depend on the number of steps
+ENDLESS = frozenset({"constant"})  # schedules that do not use the total number of steps
 
 
 def make_schedule(name: str, num_steps: int, warmup_steps: int = 0) -> Schedule:

@@ -76,7 +76,8 @@ class Task(ABC):
     def fused_block_end(self, optimizer: Any, epoch: int, index: int) -> int | None:
         """Return the end (exclusive) of the fused block of steps that contains step `index`.
 
-        A block is taken by `run_fused_steps`. None means that `step` takes the steps one by one.
+        `run_fused_steps` takes the steps of a block in one call. None means that there are no fused
+        blocks, and that `step` takes the steps one by one.
         """
         return None
 
@@ -107,7 +108,7 @@ class Task(ABC):
         """
 
     def examples(self) -> Arrays:
-        """Return arrays that a checkpoint stores for other programs, and not for training."""
+        """Return arrays that a checkpoint stores for other programs; training does not use them."""
         return {}
 
     def state(self) -> Arrays:
@@ -123,7 +124,7 @@ def derive_seed(seed: int | np.uint64, *path: int) -> int:
 
     Different paths give independent random streams.
     """
-    # mixed one after another, so that (1, 2) and (2, 1) are different paths
+    # mix the integers one after another, so that the paths (1, 2) and (2, 1) give different seeds
     for number in path:
         seed = mix64(np.uint64(seed), np.uint64(number))
     return int(seed)

@@ -33,7 +33,8 @@ from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import Arrays, array_group, copy_arrays, open_checkpoint
 from samplesoft.training.linear_task import with_unit_rows
 
-_MAX_PADDED_BYTES = LONGEST_PADDED * np.dtype("U1").itemsize  # longest text of an array, in bytes
+# largest size of a text in a NumPy array of text; longer texts are kept as Python objects
+_MAX_PADDED_BYTES = LONGEST_PADDED * np.dtype("U1").itemsize
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,7 @@ class TrainedLinearSoftmax:
         return self.model.embed(self._model_inputs(inputs))
 
     def _model_inputs(self, inputs: Any) -> Any:
-        """Return raw inputs (B, v) in the form and dtype in which the model gets them."""
+        """Return raw inputs (B, v) in the dtype of the model; of norm 1 if `unit_inputs`."""
         if sparse.issparse(inputs):
             inputs = sum_repeated_entries(as_csr("inputs", inputs))
         return (with_unit_rows(inputs) if self.unit_inputs else inputs).astype(self.model.dtype)
@@ -172,9 +173,9 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
 
 
 def classes_to_store(classes: NDArray[Any]) -> tuple[dict[str, Any], Arrays]:
-    """Return entries for the config and the arrays of a checkpoint, which store class names.
+    """Return class names as entries for the config and for the arrays of a checkpoint.
 
-    `stored_classes` reads them. Raises TypeError for names that are neither text nor numbers.
+    `stored_classes` reads the entries. Names that are neither text nor numbers raise TypeError.
     """
     config: dict[str, Any] = {"classes": str(classes.dtype)}
     if classes.dtype != object:
@@ -206,7 +207,7 @@ def stored_classes(config: Mapping[str, Any], arrays: Arrays) -> NDArray[Any] | 
     if dtype not in (classes.dtype, np.dtype(object)):
         raise ValueError(f"classes are of type {classes.dtype}, and not {dtype}")
     if classes.dtype.kind == "U" and classes.dtype.itemsize > _MAX_PADDED_BYTES:
-        return classes.astype(object)  # files of older versions have such arrays
+        return classes.astype(object)  # files of older versions have padded arrays of long texts
 
     return classes.astype(dtype)
 
@@ -368,11 +369,11 @@ def sample_trained_softmax(
 
 
 def sample_one_label(inputs: Any, labels: Any, leave_out: bool, seed: int) -> tuple[Any, IntArray]:
-    """Draw one label (B,) for each example; return it with inputs (B, v), a CSR matrix.
+    """Return the inputs (B, v), a CSR matrix, and one random label (B,) for each example.
 
     A label is drawn with a probability proportional to its weight, so that the expected loss is the
     loss of the example with all its labels. If `leave_out`, labels are items of the input, and the
-    drawn item is removed from it.
+    drawn item is removed from the input.
     """
     num_examples = len(labels.indptr) - 1
     num_labels = np.diff(labels.indptr)
