@@ -33,7 +33,7 @@ from samplesoft.models.linear import Gradient, as_float_dtype, uniform_weights
 from samplesoft.samplers.base import Rows
 from samplesoft.search import checked_k
 
-_MAX_CUTOFF_CANDIDATES = 32  # numbers of classes that are tried as cutoffs
+_MAX_CUTOFF_CANDIDATES = 32  # largest number of cutoffs that are tried
 
 
 class AdaptiveSoftmax:
@@ -53,10 +53,10 @@ class AdaptiveSoftmax:
     counts : array_like, shape (n,)
         Count or frequency of each class, up to a constant factor; determines head and tails.
     cutoffs : sequence of int, optional
-        Number of classes in the head, then in head and first tail, and so on, without the last
-        tail; classes are in the order of descending frequency. The default is one or two cutoffs,
-        or a head of all n classes, whichever has the fewest expected multiplications for an
-        example.
+        Ascending numbers of classes: of the head, of the head and the first tail, and so on. The
+        last tail has the remaining classes. Classes are in the order of descending frequency. The
+        default is one or two cutoffs, or a head of all n classes, whichever has the fewest expected
+        multiplications for an example.
     div_value : float
         Factor by which the dimension shrinks from tail to tail, at least 1.
     reduction : {"mean", "sum"}

@@ -85,8 +85,8 @@ class FeatureLayer(SoftmaxLayer):
         weights = np.zeros(shape if sampler is None else shape[0] * shape[1], dtype)
         self.parameters = {"weights": weights}
 
-        # number of steps, and of the steps that used each class and each feature; float64 counts
-        # exactly up to 2**53
+        # Number of all steps, of the steps that used each class, and of the steps that used each
+        # feature. They are counted only for a penalty. float64 counts exactly up to 2**53.
         sizes = {"steps": 1, "of_class": num_classes, "of_feature": num_features + 1}
         self._counters = {name: np.zeros(size) for name, size in sizes.items() if alpha}
 
@@ -187,7 +187,7 @@ class FeatureLayer(SoftmaxLayer):
         return {**super().state(), **self._counters}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restore a state, given the result of `state`; raise if it is of another layer."""
+        """Restore a state, given the result of `state`; raise if it is from another layer."""
         sampler_state = dict(state)
         counters = {}
         # validate all shapes before the sampler changes
@@ -210,7 +210,7 @@ class FeatureLayer(SoftmaxLayer):
         of its class. A step uses a weight if it uses both.
         """
         # with the factor 1 / frequency of the steps that use a weight, the average of the gradient
-        # over all steps is right
+        # over all steps is the gradient of the whole penalty
         steps = self._counters["steps"]
         steps += 1.0
 
@@ -243,7 +243,7 @@ def _add_penalty_gradient(
 class FeatureCache(NamedTuple):
     """Intermediate results that `FeatureLayer.forward` passes to `backward`."""
 
-    loss_cache: Cache  # of the loss on the restricted problem
+    loss_cache: Cache  # cache of the loss, computed with these classes and features only
     classes: IntArray  # (k,): classes that the step uses, ascending
     features: IntArray  # (f,): features that the step uses, ascending
     block: Rows  # (f, k): weights of these features and classes
@@ -252,7 +252,7 @@ class FeatureCache(NamedTuple):
 def with_intercept(x: Any, num_features: int) -> tuple[Rows, IntArray]:
     """Return dense contexts (B, f) for inputs (B, v), and the feature (f,) of each column.
 
-    For sparse inputs, columns without entries are omitted. A column of ones is appended for the
+    For sparse inputs, columns without entries are omitted. The last column is ones, for the
     intercept, which is feature v.
     """
     ones = np.ones((x.shape[0], 1), x.dtype)

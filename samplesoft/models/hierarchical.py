@@ -178,7 +178,7 @@ class HierarchicalSoftmax(SoftmaxLayer):
         return ids, logs
 
     def evaluate(self, h: ArrayLike, labels: Any, *, k: tuple[int, ...] = ()) -> Evaluation:
-        """Compute the loss and the top-k accuracy, as `SoftmaxLayer.evaluate` does."""
+        """Compute the loss over the tree and the top-k accuracy; see `SoftmaxLayer.evaluate`."""
         mean_loss = HierarchicalLoss(self.tree, tau=self.loss.tau)
         value, cache = mean_loss.forward(h, self.class_embeddings, labels)
         targets = cache.batch.targets
@@ -253,7 +253,8 @@ def _write_most_likely_classes(
     logits, weights = workspace
 
     # Entries are (minus log-probability, class, node). The class is -1 for an inner node, so that
-    # inner nodes come before classes of the same probability.
+    # inner nodes come before classes of the same probability. A class below such a node may be as
+    # probable, and have a smaller index.
     heap = [(0.0, -1, -1)]
     num_found = 0
 

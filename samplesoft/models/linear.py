@@ -29,8 +29,9 @@ from samplesoft.losses.base import SparseRows
 Gradient = NDArray[Any] | SparseRows  # gradient of a parameter: an array, or only its nonzero rows
 
 _CHUNK_VALUES = 1 << 17  # output values that a thread computes at a time
-_MAX_SORTED_ENTRIES = 1 << 18  # sparse entries that are sorted at a time
-_MAX_PASSES = 32  # passes over all entries, each of which sorts a range of columns
+# sparse entries that are sorted at a time; more, if there would be more than `_MAX_PASSES` passes
+_MAX_SORTED_ENTRIES = 1 << 18
+_MAX_PASSES = 32  # largest number of passes over all entries; a pass sorts a range of columns
 _CHUNK_UNIFORMS = 1 << 20  # random numbers that a thread draws at a time
 
 
@@ -116,7 +117,7 @@ class Linear:
         y : ndarray, shape (B, d)
             ``x @ weights + intercept``.
         cache : Any
-            For `backward`.
+            Intermediate results for `backward`.
 
         Raises
         ------
@@ -130,7 +131,7 @@ class Linear:
             with ignore_overflow():
                 y = product(x, weights)
         else:
-            # x need not be transposed, because the backward pass sorts its entries by column
+            # `x` is not transposed for the backward pass, which sorts the entries of `x` by column
             y = sparse_product(x, weights)
 
         y += self.parameters["intercept"]
@@ -195,7 +196,7 @@ def _transposed_product(x: sparse.csr_array, dy: NDArray[Any], num_inputs: int) 
     ids = np.empty(num_occurring, np.int64)
     rows = np.empty((num_occurring, dy.shape[1]), dy.dtype)
 
-    # limit the number of passes, because each pass scans all entries
+    # limit the number of passes, because each scans all entries
     pass_of_column = (np.cumsum(counts) - counts) // max(_MAX_SORTED_ENTRIES, x.nnz // _MAX_PASSES)
     offsets = np.unique(pass_of_column, return_index=True)[1]
 
@@ -289,7 +290,7 @@ def select_rows(x: Any, chunk: slice, dtype: np.dtype[Any]) -> Any:
 
 
 def _checked_csr(x: Any, num_inputs: int, dtype: np.dtype[Any] | None) -> Any:
-    """Return a validated CSR matrix (B, v), which must be of type `dtype` unless that is None."""
+    """Return a validated CSR matrix (B, v) of type `dtype`; if `dtype` is None, of any type."""
     if x.ndim == 1:
         x = sparse.csr_array(as_two_dimensional(x))
 
@@ -339,9 +340,9 @@ def uniform_weights(
 ) -> NDArray[Any]:
     """Return random weights that are uniform in [-init_scale, init_scale].
 
-    They depend only on `key`, not on the number of threads.
+    The weights depend on `key`, and not on the number of threads.
     """
-    # uniforms are float64: a chunk of them takes 8 MB in each thread
+    # a chunk of random numbers, which are float64, takes 8 MB in each thread
     weights = np.empty(shape, dtype)
     flat = weights.reshape(-1)
 

@@ -139,7 +139,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         return normalizes_by_default(self.embedding_dim, self.loss)
 
     def _loss_options(self) -> dict[str, Any]:
-        """Return the arguments of the loss that its name does not imply."""
+        """Return the keyword arguments of the loss that its name does not fix."""
         options = super()._loss_options()
         if self.negative_weight is not None and LOSSES[self.loss].make is BilateralSoftmaxLoss:
             options["negative_weight"] = self.negative_weight
@@ -198,7 +198,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         classes = as_count("num_classes", num_classes)
         dim = self.embedding_dim
 
-        # the intercept of a model without an embedding counts as one more input
+        # A tree has at most 2 n nodes. The intercept of a model without an embedding counts as one
+        # more input.
         nodes = 2 * classes if LOSSES[self.loss].on_tree else classes
         num_values = (inputs + 1) * classes if dim is None else (inputs + nodes) * dim
 
@@ -403,7 +404,7 @@ class LinearSoftmax:
         loss, saved = self.softmax.forward(h, labels, **loss_arguments)
         dh, softmax_gradients = self.softmax.backward(saved)
 
-        # the derivative in the inputs is not needed, because inputs are data
+        # ignore the derivatives in the inputs: inputs are data, and are not trained
         _, embedding_gradients = self.embedding.backward(cache, dh)
 
         groups: dict[str, Mapping[str, Gradient]]
@@ -415,7 +416,7 @@ class LinearSoftmax:
         return checked_inputs(x, self.num_inputs, self.dtype)
 
     def _checked_rows(self, x: Any) -> Any:
-        """Return validated inputs (B, v) without a copy, to be converted in chunks."""
+        """Return validated inputs (B, v) without a copy; `select_rows` converts chunks of them."""
         return checked_rows(x, self.num_inputs, self.dtype)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
@@ -530,7 +531,7 @@ class LinearSoftmax:
                 scores = tree.log_probs(self.embed(inputs)).astype(self.dtype)
             else:
                 h, vectors = self._contexts_and_vectors(inputs, rows)
-                # tau times the contexts, because they have fewer values than the scores
+                # multiply the contexts by tau, because they have fewer values than the scores
                 scores = times_tau(h, layer.loss.tau) @ vectors.T
 
             if excluded is not None:

@@ -145,15 +145,15 @@ class SoftmaxLayer:
         self.shared = False
         self.update_every = as_count("update_every", update_every)
 
-        # ids from calls of `update` after which the sampler was not updated
+        # class ids from the calls of `update` since the sampler was last updated
         self._pending_ids: list[IntArray] = []
 
         if isinstance(loss, SampledLoss):
             self._check_sampler(loss, rows, allow_other_tau)
-            # by default, draws that depend on the context are not shared: draws for one context are
-            # poor proposals for the other contexts of the batch
+            # by default, draws that depend on a context are not shared by the batch: they are poor
+            # proposals for the other contexts
             follows_contexts = self.sampler is not None and self.sampler.dim is not None
-            # other draws are shared, because one set of draws needs only one matrix product
+            # other draws are shared, because the scores of one set need only one matrix product
             self.shared = as_shared(shared, not loss.excludes_label and not follows_contexts)
 
             if loss.excludes_label and self.shared:
@@ -276,7 +276,7 @@ class SoftmaxLayer:
         # copy the ids, because callers may overwrite their array before the sampler is updated
         self._pending_ids.append(self._backend.copied(classes))
         if len(self._pending_ids) >= self.update_every:
-            # update each class once, even if it has changed several times
+            # take the union, so that a class that has changed several times is updated once
             self._update_sampler(union(self._pending_ids))
 
     def refresh(self) -> None:
@@ -352,9 +352,10 @@ class SoftmaxLayer:
     def _draw(
         self, contexts: Rows, targets: Targets, rng: Seed
     ) -> tuple[Draw | None, FloatArray | None]:
-        """Draw classes; return the draws, and the log expected counts (P,) of the labels.
+        """Draw classes; return the draws, and the log of the expected count of each label (P,).
 
-        Each is None if the loss does not use it.
+        The expected count is the expected number of draws of the label. Each result is None if the
+        loss does not use it.
         """
         loss = self._sampled_loss
         sampler = self.sampler
@@ -409,7 +410,7 @@ class SoftmaxLayer:
             ids = labels.reshape((1, -1) if self.shared else (-1, 1))
             return log_expected_count(h, ids, m, shared=self.shared).reshape(-1)
 
-        # The labels of a context are in one row, which is filled up with the context's last label.
+        # The labels of a context are in one row. Shorter rows repeat the context's last label.
         offsets = targets.offsets()
         last_pairs = np.append(offsets[1:], len(labels)) - 1
         width = int((last_pairs - offsets).max()) + 1
@@ -430,7 +431,7 @@ class SoftmaxLayer:
         self._pending_ids = []
 
     def _to_sampler_device(self, array: Any) -> Any:
-        """Return an array on the device of the sampler: the array itself, or a copy on the CPU."""
+        """Return `array` on the device of the sampler; copy it only from a GPU to the CPU."""
         assert self.sampler is not None
         return to_host(array) if self.sampler.device == "cpu" else array
 
@@ -476,7 +477,7 @@ class SoftmaxLayer:
 
 
 def _overrides_method(sampler: Sampler | None, method: str) -> bool:
-    """Whether there is a sampler, and its class overrides a method of `Sampler`."""
+    """Return whether there is a sampler whose class overrides the given method of `Sampler`."""
     if sampler is None:
         return False
     return getattr(type(sampler), method, None) is not getattr(Sampler, method)

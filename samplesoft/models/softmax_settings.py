@@ -209,7 +209,7 @@ class SoftmaxSettings:
         return as_sampler("sampler", self.sampler).dim is not None
 
     def _loss_options(self) -> dict[str, Any]:
-        """Return the arguments of the loss that its name does not imply."""
+        """Return the keyword arguments of the loss that its name does not fix."""
         implied = LOSSES[self.loss].fixed
         unit_vectors = self._resolved_normalize()
         values = {
@@ -220,7 +220,7 @@ class SoftmaxSettings:
         return {name: values[name] for name in self._loss_fields if name not in implied}
 
     def _offset_option(self, n: int, d: int) -> dict[str, float]:
-        """Return the argument `offset` for a loss that has one, else an empty dict.
+        """Return a dict with the argument `offset`; it is empty for a loss without an offset.
 
         With this offset the estimated probabilities of random vectors sum to 1 over all classes.
         Noise-contrastive estimation estimates p(j), and negative sampling p(j) / (m q(j)). The dot
@@ -238,7 +238,8 @@ class SoftmaxSettings:
         # dot products x the estimates sum to mass * exp(offset) * E exp(tau x).
         mass = n if spec.scheme.corrects_draws else self.num_sampled
 
-        # log E exp(tau x) is tau**2 / (2 d) for a normal x of variance 1/d; for x <= 1 at most tau
+        # log E exp(tau x) is tau**2 / (2 d) for a normal x of variance 1/d. It is at most tau,
+        # because x <= 1 for unit vectors.
         log_mean_exp = min(tau, tau * tau / (2.0 * d)) if unit_vectors else 0.0
         return {"offset": -log(mass) - log_mean_exp}
 
@@ -313,7 +314,7 @@ class SoftmaxSettings:
     def make_sampler(self, rows: Rows, counts: ArrayLike | None, seed: int) -> Sampler:
         """Return the sampler for class vectors `rows` (n, d) and class counts (n,).
 
-        The vectors must be of norm 1 if the loss normalises.
+        If the loss normalises vectors, `rows` must be of norm 1.
         """
         inputs = SamplerInputs(
             rows,
@@ -325,7 +326,7 @@ class SoftmaxSettings:
         )
 
         if not isinstance(self.sampler, str):
-            # copy a sampler, because models with the same settings must not share its state
+            # copy a given sampler, because models with the same settings must not share its state
             sampler: Sampler
             if callable(self.sampler):
                 sampler = self.sampler(inputs)

@@ -1,4 +1,4 @@
-"""Taylor and spherical softmax: exact loss and steps, at a cost independent of the classes."""
+"""Taylor and spherical softmax: exact steps whose cost is independent of the number of classes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class FactoredGradient(NamedTuple):
     rows : SparseRows
         Additional terms of the labels in the batch.
     steps : int
-        Number of changes of the class vectors before the gradient was computed; it is valid only
-        for the class vectors of that time.
+        Number of changes of the class vectors before the gradient was computed. After another
+        change the gradient is no longer valid.
     """
 
     matrix: FloatArray
@@ -69,7 +69,8 @@ class SphericalSoftmax:
     is :math:`1 + o + o^2/2` in the log-Taylor softmax, and :math:`o^2 + \epsilon` in the
     log-spherical softmax. The sum over all classes then follows from :math:`s = W^\top 1` and
     :math:`Q = W^\top W`, without the scores. A step of gradient descent on all n class vectors is
-    exact, changes only a few small matrices, and takes :math:`O(B d^2 + d^3)` operations for any n.
+    exact. It changes a few small matrices and the vectors of the labels, and takes
+    :math:`O(B d^2 + d^3)` operations for any n.
 
     Parameters
     ----------
@@ -167,10 +168,11 @@ class SphericalSoftmax:
         self.reduction = as_choice("reduction", reduction, ("mean", "sum"))
         self._steps = 0
 
-        self._U: FloatArray  # W = V U + 1 omega'
-        self._omega: FloatArray
-        self._s: FloatArray  # W' 1, the sum of the class vectors
-        self._Q: FloatArray  # W' W
+        # the class vectors are W = V U + 1 omega', where 1 is a column of ones
+        self._U: FloatArray  # (d, d)
+        self._omega: FloatArray  # (d,)
+        self._s: FloatArray  # (d,): W' 1, the sum of the class vectors
+        self._Q: FloatArray  # (d, d): W' W
         self._V: Rows = uniform_weights((n, d), d**-0.5, self.dtype, np.uint64(stream_key(rng)))
         self._rebuild_factors(np.eye(d), np.zeros(d))
 
@@ -470,7 +472,7 @@ class SphericalSoftmax:
         return rows
 
     def _sum_of_weights(self, contexts: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the sum (B,) of the weights of all classes, and its gradients (B, d)."""
+        """Return the sum (B,) of the weights of all classes, and its gradients in the contexts."""
         half = contexts @ self._Q + self._shift * self._s  # half of the gradients
         squares = np.einsum("bd,bd->b", half, contexts) + self._shift * (contexts @ self._s)
         n = self.num_classes
@@ -478,7 +480,7 @@ class SphericalSoftmax:
         return np.maximum(squares + n * self._shift**2, 0.0) + n * self.epsilon, 2.0 * half
 
     def _log_probs(self, contexts: FloatArray, scores: FloatArray) -> FloatArray:
-        """Return log-probabilities (B, k) for shifted scores (B, k), which are overwritten."""
+        """Return log-probabilities (B, k); `scores` (B, k) include the shift, and are overwritten."""
         logs = np.log(np.square(scores, out=scores) + self.epsilon)
         logs -= np.log(self._sum_of_weights(contexts)[0])[:, None]
         if not np.isfinite(logs).all():
