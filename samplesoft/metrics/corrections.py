@@ -23,7 +23,7 @@ from samplesoft._validation import (
 from samplesoft.metrics.rank_distribution import rank_distributions
 from samplesoft.metrics.target_ranks import TargetRanks
 
-_CHUNK_PROBABILITIES = 1 << 22  # probabilities that are computed at a time
+_CHUNK_PROBABILITIES = 1 << 22  # probabilities of sampled ranks that are computed at a time
 
 
 class MetricCorrection(NamedTuple):

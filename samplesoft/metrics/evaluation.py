@@ -125,7 +125,7 @@ def evaluate(
     loss = FullSoftmaxLoss(**model, reduction="sum")
 
     sliceable: Any = targets.labels
-    if targets.example_ids is not None:  # not all sparse matrices can be sliced
+    if targets.example_ids is not None:  # a CSR matrix, because not all formats can be sliced
         sliceable = as_csr("labels", labels)
     example_ids = targets.rows(np.arange(len(contexts)))  # index of the example of each label
 
@@ -163,13 +163,13 @@ def count_labels_by_position(
     length: int,
     num_classes: int,
 ) -> FloatArray:
-    """Return the expected number of labels (length,) at each position of the top-k lists.
+    """Return the expected number of labels (length,) at each position of the lists of best classes.
 
     ``top_k(contexts, k)`` returns the best classes (B, k) and their scores, in decreasing order.
     Label p belongs to example ``example_ids[p]``. Classes of equal score count as randomly ordered,
     so that a label is equally likely at each position of its tie.
     """
-    # get one class more than the length of the list, to see whether the list ends within a tie
+    # get one class more than the list has, to see whether the list ends within a tie
     ids, scores = top_k(contexts, min(length + 1, num_classes))
     tie_is_cut = np.zeros(len(ids), np.bool_)
     if length < num_classes:

@@ -50,9 +50,9 @@ def sampled_rank_distribution(
 def rank_distributions(
     targets: TargetRanks, items: slice, draws: int, without_replacement: bool
 ) -> FloatArray:
-    """Return the probabilities (P, m + 1) that 0, ..., m draws rank above each item of a slice.
+    """Return the probabilities that 0, ..., m draws rank above an item, for a slice of P items.
 
-    Draws that tie with an item are in random order with it.
+    The result has the shape (P, m + 1). Draws that tie with an item are in random order with it.
     """
     distributions = np.empty((len(targets.ranks[items]), draws + 1))
     masses = targets.better[items], targets.tied[items], targets.worse[items]
@@ -95,8 +95,9 @@ def write_pmf(
     """Write P(b draws are better) to ``pmf[b]`` for b = 0, 1, ..., `draws`.
 
     The distribution is hypergeometric if `without_replacement`, else binomial. `better` and `worse`
-    are the masses of the better and the worse negatives: their probabilities up to a factor, or
-    their numbers for draws without replacement. If there are too few negatives, `pmf` is 0.
+    are the masses of the better and the worse negatives: their numbers for draws without
+    replacement, else their probabilities up to a factor. If there are too few negatives for the
+    draws, `pmf` is 0.
     """
     pmf[: draws + 1] = 0.0
     low = draws if worse <= 0.0 else 0

@@ -23,7 +23,7 @@ from samplesoft._validation import (
 from samplesoft.metrics.target_ranks import as_ranks
 
 METRICS = ("recall", "precision", "ndcg", "mrr")  # the metrics that `rank_metric` computes
-# With fewer examples the constant C in `propensities` would be negative.
+# Smallest number of examples for `propensities`; with fewer, its constant C would be negative.
 MIN_EXAMPLES = 3
 
 
@@ -98,7 +98,8 @@ def ranking_scores(
     ----------
     .. [1] H. Jain, Y. Prabhu and M. Varma, "Extreme multi-label loss functions for
        recommendation, tagging, ranking and other missing label applications", KDD 2016,
-       section 3; sums are divided by the largest as in the extreme classification repository.
+       section 3. Sums are divided by their largest possible value, as in the extreme
+       classification repository.
 
     Examples
     --------
@@ -149,10 +150,11 @@ def ranking_scores(
     )
 
     discounts = 1.0 / np.log2(np.arange(2, lists.shape[1] + 2))
-    # the sum for a list that contains only labels, by the length of the list
+    # sum of the discounts of a list that contains only labels, for each length of the list
     ideal = np.cumsum(discounts)
     if inverse_propensities is not None:
-        # at each position of the lists: 1 / propensity if it is a label, and its largest value
+        # at each position of the lists: 1 / propensity of the class if it is a label, else 0; and
+        # the values for the best possible lists
         gains = np.where(hits, inverse_propensities[lists], 0.0)
         largest_gains = np.zeros(lists.shape)
         for b, row_labels in enumerate(labels_of_rows):
@@ -237,7 +239,8 @@ def propensities(
     a = as_positive("a", a)
     b = as_positive("b", b)
 
-    # as one power, because C and the other power may be out of range where their product is not
+    # compute one power of a quotient, because C and the other power may be out of range where their
+    # product is not
     with np.errstate(over="ignore", under="ignore"):
         odds_missing = (np.log(size) - 1.0) * ((b + 1.0) / (label_counts + b)) ** a
     result: FloatArray = 1.0 / (1.0 + odds_missing)

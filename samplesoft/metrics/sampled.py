@@ -119,11 +119,12 @@ def sampled_metrics(
     list_ranks = np.arange(1, min(sizes[-1], draws + int(num_relevant.max())) + 1)
     gain_table = np.array([rank_metric(name, size, list_ranks) for size, name in metric_columns])
 
-    # gains of the best item of an example, and of the other items, which MRR does not count
+    # two tables of gains: for the best item of an example, and for its other items, which do not
+    # count in MRR (every fourth row)
     gain_tables = np.stack([gain_table, gain_table])
     gain_tables[1, 3::4] = 0.0
 
-    # largest possible sum of gains over the relevant items
+    # largest possible sums of gains over the relevant items, by which the metrics are divided
     ideal = np.cumsum(1.0 / np.log2(1.0 + list_ranks))
     ones = np.ones(len(first_items))
     ideal_dcg = [ideal[np.minimum(num_relevant, size) - 1] for size in sizes]
@@ -138,7 +139,7 @@ def sampled_metrics(
 
     with_ties = np.flatnonzero((tie_sizes > 0) & (targets.num_tied > 0))
     if len(with_ties):
-        # among all candidates a list may be longer than among the draws
+        # make a longer table: ranks among all candidates can exceed those among the draws
         tie_ranks = np.arange(1, sizes[-1] + 1)
         gain_table = np.array([rank_metric(name, size, tie_ranks) for size, name in metric_columns])
         _average_over_ties(
@@ -170,7 +171,7 @@ def sampled_metrics(
         tie_sizes,
     )
 
-    # AUC is a mean over the draws, in which a draw that is worse than j of the R items counts j / R
+    # AUC is a mean over the draws: a draw that is worse than j of the R items contributes j / R
     num_relevant_of_item = np.repeat(num_relevant, num_relevant)
     better_fractions = (targets.better + targets.tied / 2) / negative_mass
     auc = 1.0 - np.add.reduceat(better_fractions, first_items) / num_relevant
@@ -190,7 +191,7 @@ def sampled_metrics(
         )
     auc_variance = auc_squares * finite_population_factor / negative_mass[first_items] / draws
 
-    # among all candidates
+    # AUC among all candidates
     num_better = targets._num_better_negatives + targets.num_tied / 2  # a tie counts as one half
     better_fractions = num_better / targets._num_negatives
     full_auc = 1.0 - np.add.reduceat(better_fractions, first_items) / num_relevant
@@ -220,14 +221,15 @@ def _average_over_ties(
     num_tied: IntArray,
     table: FloatArray,
 ) -> None:
-    """Overwrite `gains` (C, P) of relevant items that tie with negatives by their expectations.
+    """Overwrite the gains of relevant items that tie with negatives by their expectations.
 
-    There are C metrics and P items. Each position within a tie is equally likely for an item.
+    A metric is a sum of gains of the items, up to a factor; `gains` (C, P) are the gains of P items
+    in C metrics. Each position within a tie is equally likely for an item.
     `with_ties` are the indices of the first item of each tie, and `tie_sizes` (P,) has the number
     of relevant items in the tie at that index. `index_in_example`, `num_better` and `num_tied` (P,)
     are the item's index in its example, and its numbers of better and of tied negatives. `table`
-    (C, L) has the gains at the ranks 1, ..., L. Every fourth metric is MRR, which counts only the
-    best item of an example.
+    (C, L) has the gains at the ranks 1, ..., L; beyond rank L the gain is 0. Every fourth metric is
+    MRR, which counts only the best item of an example.
     """
     num_metrics, length = table.shape
     for p in with_ties:
@@ -267,14 +269,16 @@ def _gain_moments(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the means and variances (C, B) of the sum of gains over the items of each example.
 
-    There are C metrics, B examples and P items. Example e has the items ``item_offsets[e]`` to
-    ``item_offsets[e + 1] - 1``, the best first. A mass is a number of negatives, or the probability
-    of drawing them: `masses_between` (P,) is the mass of the negatives between an item and the
-    previous one, and `worse` (P,) the mass of all negatives after the item. `gain_tables` (2, C, L)
-    has the gains at the ranks 1, ..., L, first for the best item of an example, then for the other
-    items.
-    At the first item of each tie, `tie_masses` (P,) is the mass of the negatives in the tie, and
-    `tie_sizes` (P,) its number of relevant items. At all other items both are 0.
+    A metric is a sum of gains of the items, up to a factor. There are C metrics, B examples and P
+    items. Example e has the items ``item_offsets[e]`` to ``item_offsets[e + 1] - 1``, the best
+    first. `gain_tables` (2, C, L) has the gains at the ranks 1, ..., L, first for the best item of
+    an example, then for the other items. Larger ranks have the gain 0, or are impossible.
+
+    A mass is a number of negatives, or the probability of drawing them. `masses_between` (P,) is
+    the mass of the negatives between an item and the previous one, and `worse` (P,) the mass of all
+    negatives after the item. At the first item of each tie, `tie_masses` (P,) is the mass of the
+    negatives in the tie, and `tie_sizes` (P,) its number of relevant items. At all other items of
+    the tie both are 0. An item that ties with no other is a tie of one item.
     """
     _, num_metrics, length = gain_tables.shape
     means = np.zeros((num_metrics, len(item_offsets) - 1))
@@ -282,14 +286,15 @@ def _gain_moments(
     pmf = np.empty(draws + 1)
 
     for e in range(len(item_offsets) - 1):
-        depth = min(item_offsets[e + 1] - item_offsets[e], length)  # no list reaches later items
+        # later items are beyond the end of every list
+        depth = min(item_offsets[e + 1] - item_offsets[e], length)
 
         # at [c, b]: mean and variance of the sum of gains of items j, j + 1, ... in metric c, if b
         # draws are better than item j
         means_after = np.zeros((num_metrics, length))
         variances_after = np.zeros((num_metrics, length))
 
-        # item 0 is the start of the list, before all items
+        # items are counted from 1; j = 0 stands for the start of the list, before all items
         j = depth
         while j >= 0:
             means_at_j = np.zeros((num_metrics, length))
@@ -374,8 +379,9 @@ def _gain_moments_of_tie(
 
     The second axis is the number of draws that are better than the tie. Items `first_item` to
     `last_item` of an example, counted from 1, tie with each other and with negatives of mass
-    `tied`. The tie has `tie_size` items, but no list reaches those after `last_item`. `means_after`
-    and `variances_after` (C, L) are the moments of the sum of gains of the items after the tie.
+    `tied`. The tie has `tie_size` items; those after `last_item` are beyond the end of every list.
+    `means_after` and `variances_after` (C, L) are the moments of the sum of gains of the items
+    after the tie.
     """
     _, num_metrics, length = gain_tables.shape
     # at [c, b, t]: moments of the sum of gains of the current and all later items in metric c, if b
@@ -394,7 +400,8 @@ def _gain_moments_of_tie(
         # number of relevant items in the tie from `item` on
         num_left = tie_size - (item - first_item)
         if num_left == 1:
-            # the most frequent case, in which this method is ten times as fast
+            # This case is the most frequent. The function is ten times as fast as the general
+            # method below.
             _add_last_item_of_tie(
                 means_in_tie, variances_in_tie, gain_tables[min(item - 1, 1)], item
             )
@@ -463,7 +470,8 @@ def _add_last_item_of_tie(
     for b in range(length):
         first_index = item + b - 1  # index in `gain_table` of the item's first possible rank
         for c in range(num_metrics):
-            # mean of the gains at the positions so far, and sum of squared deviations from it
+            # mean of the gains at the positions so far that are in the table, and sum of squared
+            # deviations from it
             center = 0.0
             squares = 0.0
             num_listed = 0

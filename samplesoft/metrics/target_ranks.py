@@ -26,7 +26,7 @@ from samplesoft._validation import (
 from samplesoft.samplers.base import Rows
 from samplesoft.search import checked_leave_out
 
-# marks in the array of the masses of negatives; masses themselves are at least 0
+# Marks of items that are not negatives, in the array of masses. Masses of negatives are at least 0.
 _EXCLUDED_MASS = -1.0
 _RELEVANT_MASS = -2.0
 
@@ -165,7 +165,7 @@ class TargetRanks:
         return sizes
 
     def _checked_draws(self, num_sampled: Any, replacement: Any) -> tuple[int, bool]:
-        """Return the number of draws, and whether draws are without replacement, both validated."""
+        """Validate the arguments; return the number of draws, and whether draws cannot repeat."""
         draws = as_count("num_sampled", num_sampled)
         with_replacement = as_flag("replacement", replacement)
 
