@@ -480,7 +480,7 @@ class SphericalSoftmax:
         return np.maximum(squares + n * self._shift**2, 0.0) + n * self.epsilon, 2.0 * half
 
     def _log_probs(self, contexts: FloatArray, scores: FloatArray) -> FloatArray:
-        """Return log-probabilities (B, k); `scores` (B, k) include the shift, and are overwritten."""
+        """Return log-probabilities (B, k) for shifted scores (B, k); the scores are overwritten."""
         logs = np.log(np.square(scores, out=scores) + self.epsilon)
         logs -= np.log(self._sum_of_weights(contexts)[0])[:, None]
         if not np.isfinite(logs).all():
