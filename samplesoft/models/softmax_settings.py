@@ -223,8 +223,9 @@ class SoftmaxSettings:
         """Return a dict with the argument `offset`; it is empty for a loss without an offset.
 
         With this offset the estimated probabilities of random vectors sum to 1 over all classes.
-        Noise-contrastive estimation estimates p(j), and negative sampling p(j) / (m q(j)). The dot
-        product of two random unit vectors has the variance 1/d.
+        The exponential of a score estimates p(j) in noise-contrastive estimation, and
+        p(j) / (m q(j)) in negative sampling. The dot product of two random unit vectors has the
+        variance 1/d.
         """
         spec = LOSSES[self.loss]
         if not issubclass(spec.make, LogisticLoss):

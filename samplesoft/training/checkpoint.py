@@ -244,9 +244,9 @@ def storable_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as they are after writing to and reading from JSON.
+    """Return settings as they are when they have been written to JSON and read again.
 
-    Tuples become lists, and NumPy scalars Python numbers.
+    Tuples become lists, and NumPy scalars become Python numbers.
     """
 
     def to_python_number(value: Any) -> Any:
@@ -314,7 +314,7 @@ def copy_arrays(path: str | Path, stored: Arrays, into: Arrays) -> None:
 
 
 def array_group(name: str, arrays: Arrays) -> Arrays:
-    """Return the arrays of one group of a checkpoint, without the name of the group.
+    """Return the arrays in the group `name` of a checkpoint; their names lose the prefix ``name/``.
 
     The groups are "parameters", "optimizer", "state" and "examples".
     """

@@ -230,8 +230,9 @@ class LinearTask(Task):
         seeds = [derive_seed(self._seed, stream, self.steps_taken) for stream in (_STEP, _DROPOUT)]
         draws = draw_steps(self.model, len(block), seeds[0], batch_size)
 
-        # All steps of the block share one random stream. Positions in the stream are the numbers of
-        # entries of earlier steps, before `prepared` (`num_raw`) and after it (`num_prepared`).
+        # All steps of the block share random streams. A position in a stream is the number of input
+        # entries of earlier steps: `num_raw` of the entries before `prepared`, for the stream of
+        # `prepared`, and `num_prepared` of those after it, for dropout.
         num_raw = 0
         num_prepared = 0
         losses: list[float] = []
@@ -312,7 +313,7 @@ class LinearTask(Task):
         cells, and vectors that have moved far are no longer in the right cell.
         """
         self.model.after_step(gradients)
-        # more often in early steps, in which the random initial vectors move most
+        # rebuild more often in early steps, in which the random initial vectors move most
         num_steps_taken = self.steps_taken + 1
         if num_steps_taken >= _FIRST_REFRESH_STEPS and num_steps_taken & (num_steps_taken - 1) == 0:
             self.model.softmax.refresh()
@@ -417,9 +418,9 @@ def with_unit_rows(matrix: Any) -> sparse.csr_array:
 
 
 def entry_chunks(matrix: Any) -> list[slice]:
-    """Divide the rows of a CSR matrix into slices of about `_CHUNK_ENTRIES` entries.
+    """Divide the rows of a CSR matrix into slices with a limited number of entries.
 
-    A slice exceeds this number only by the entries of its last row.
+    Without its last row, a slice has at most `_CHUNK_ENTRIES` entries.
     """
     starts = np.unique(matrix.indptr[:-1] // _CHUNK_ENTRIES, return_index=True)[1].tolist()
     return [slice(*ends) for ends in zip(starts, [*starts[1:], matrix.shape[0]], strict=True)]

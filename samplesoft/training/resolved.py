@@ -327,8 +327,8 @@ def num_draws(requested: Mapping[str, Any], num_classes: int) -> Any:
 def scores_all_classes(requested: Mapping[str, Any], num_classes: int) -> bool:
     """Return whether all classes are scored in each step, so that nothing is drawn.
 
-    This is so for a loss over all classes, for a single class, and, if the user gave no number of
-    draws, for a sampled softmax with no more classes than the default number of draws.
+    True for a loss over all classes, and for a single class. If the user gave no number of draws,
+    also for a sampled softmax with no more classes than the default number of draws.
     """
     spec = LOSSES[requested["loss"]]
     few_classes = requested.get("num_sampled") is None and num_classes <= NUM_SAMPLED

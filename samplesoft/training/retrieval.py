@@ -235,7 +235,7 @@ class RetrievalTask(LinearTask):
         }
 
     def resolved(self, settings: Settings) -> Resolved:
-        """Return the final settings of training this task with `settings`."""
+        """Return the settings of this task and of its training, with all defaults filled in."""
         options = settings.optimizer_options
         optimizer = make_optimizer(settings.optimizer, settings.learning_rate, **options)
         reason: str | None = "class vectors lie on workers"

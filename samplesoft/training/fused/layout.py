@@ -31,8 +31,8 @@ _MAX_BLOCK_MULTIPLICATIONS = 1 << 18
 
 # Array shapes: N examples in S steps, at most B in a step; P pairs of an example and a label; E
 # nonzero entries of the inputs; m draws and at most K classes in a step; vectors of length d.
-# There are several small records, because each array in the arguments of a kernel adds to its
-# compile time.
+# The arrays are in several small records, so that a kernel gets few arrays that it does not use:
+# each array in the arguments of a kernel adds to its compile time.
 
 
 class LossSettings(NamedTuple):
@@ -44,8 +44,8 @@ class LossSettings(NamedTuple):
     tau: float  # inverse temperature: scores are tau * h . c
     normalize: bool  # whether vectors are divided by their norms
     absolute: bool  # whether logits are absolute values of scores
-    keeps_label_hits: bool  # whether draws of the pair's label are kept
-    keeps_other_hits: bool  # whether draws of other labels of the example are kept
+    keeps_label_hits: bool  # whether draws of the pair's label remain in the loss
+    keeps_other_hits: bool  # whether draws of the example's other labels remain
     counts_draws_once: bool  # whether draws count once for an example, not for each of its labels
 
 
