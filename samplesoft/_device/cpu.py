@@ -29,8 +29,9 @@ from samplesoft._validation import (
 from samplesoft._validation import writable as writable
 
 _CHUNK_VALUES = 1 << 18  # values that a thread processes in one task
-_TASK_FEATURES = 1 << 20  # features that a thread computes in one task, of 0.2 ms or more
-_MIN_THREADED_VALUES = 1 << 18  # with fewer gradients, threads cost more than they save
+_TASK_FEATURES = 1 << 20  # features that a thread computes in one task; it takes 0.2 ms or more
+# largest size of gradients at which one thread takes a step; more would cost more than they save
+_MIN_THREADED_VALUES = 1 << 18
 
 float_rows = as_float_rows
 ids = as_ids
@@ -44,9 +45,10 @@ each = thread_for_each
 
 
 def shaped_rows(name: str, value: Any) -> NDArray[Any]:
-    """Return `value` as rows (N, d) in C order; entries are checked only if it is converted.
+    """Return `value` as rows (N, d) in C order.
 
-    An array that needs no conversion is returned unread.
+    An array that needs no conversion is returned as it is, and its entries are not checked. If it
+    is converted, entries must be finite.
     """
     # A training step uses a few of the n rows; checking all of them would cost more than the step.
     if (
@@ -105,7 +107,10 @@ def concatenate_rows(rows: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
 
 
 def column_sums(rows: NDArray[Any]) -> FloatArray:
-    """Return sums over rows (N, F) in float64, shape (2, F): of values, and of absolute values."""
+    """Return the float64 sums of each column of `rows` (N, F), shape (2, F).
+
+    Row 0 has the sums of the values, and row 1 the sums of their absolute values.
+    """
     sums = np.zeros((2, rows.shape[1]))
     _add_column_sums(rows, sums)
     return sums
@@ -198,7 +203,8 @@ def write_features(
 def split(num_items: int, size: int, values_per_item: int) -> list[slice]:
     """Return ``range(num_items)`` split into slices of `size` items; the last may be shorter.
 
-    A GPU uses larger slices, as memory allows for `values_per_item` values per item.
+    `values_per_item` is ignored here. The CUDA backend ignores `size` instead, and makes slices
+    whose items, of `values_per_item` values each, fit in memory.
     """
     return chunks(num_items, size)
 
@@ -213,18 +219,21 @@ def columns(num_columns: int) -> list[tuple[int, int]]:
 
 
 def stages(starts: IntArray) -> list[slice]:
-    """Return slices of a list of steps, each of which a kernel processes in one call.
+    """Return the slices of a list of steps that a kernel processes, one slice in each call.
 
-    The list consists of stages, whose steps read results of earlier stages only. Stage i is
-    ``[starts[i], starts[i + 1])``. On the CPU, one call processes all stages in order, so the
-    result is a single slice.
+    The list is divided into stages: stage i has the steps from ``starts[i]`` to
+    ``starts[i + 1] - 1``, which read only results of earlier stages. On the CPU, one call processes
+    all steps in order, so the result is a single slice.
     """
     return [slice(0, int(starts[-1]))]
 
 
 @njit
 def _add_column_sums(rows: NDArray[Any], sums: FloatArray) -> None:
-    """Add the sums over rows of the values, and of the absolute values, to `sums` (2, F)."""
+    """Add the sums of the columns of `rows` to ``sums[0]``, and of absolute values to ``sums[1]``.
+
+    `rows` is (N, F), and `sums` (2, F).
+    """
     for i in range(len(rows)):
         for f in range(rows.shape[1]):
             sums[0, f] += np.float64(rows[i, f])

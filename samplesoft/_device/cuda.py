@@ -32,8 +32,8 @@ from samplesoft.kernels import sort_ids
 from samplesoft.kernels.lanes_cuda import compile_for_device, run_on_warps
 from samplesoft.kernels.tiles_cuda import multiply
 
-_CHUNK_VALUES = 1 << 26  # values of a chunk, which limits the memory in use
-_NUM_ROW_BLOCKS = 64  # blocks of rows that threads sum in parallel
+_CHUNK_VALUES = 1 << 26  # largest number of values in a chunk, so that it fits in memory
+_NUM_ROW_BLOCKS = 64  # number of blocks of rows that threads sum in parallel
 
 viewed = as_device_array
 run = run_on_warps
@@ -42,7 +42,7 @@ run = run_on_warps
 def group_equal_ids(ids: Any, stop: int) -> tuple[Any, Any, Any, Any]:
     """Group equal ids (K,) in ``range(stop)`` as `sort_ids.group_equal_ids` does, on the device.
 
-    Returns the same four arrays, except that the offsets (k,) lack the last one, K.
+    Returns the same four arrays, except that the last offset, K, is left out: there are k offsets.
     """
     unique, inverse, order, starts = sort_ids.group_equal_ids(ids.copy_to_host(), stop)
     return to_device(unique), to_device(inverse), to_device(order), to_device(starts[:-1])
@@ -139,7 +139,10 @@ def times(rows: Any, factor: float) -> Any:
 
 
 def column_sums(rows: Any) -> FloatArray:
-    """Return sums over rows (N, F) in float64, shape (2, F): of values, and of absolute values."""
+    """Return the float64 sums of each column of `rows` (N, F), shape (2, F).
+
+    Row 0 has the sums of the values, and row 1 the sums of their absolute values.
+    """
     out = empty((_NUM_ROW_BLOCKS, 2, rows.shape[1]), np.float64)
     launch_threads(_sum_columns, _NUM_ROW_BLOCKS * rows.shape[1], rows, out)
     totals: FloatArray = out.copy_to_host().sum(axis=0)
@@ -156,7 +159,8 @@ def is_step_safe(ids: Any, gradients: Any, table: Any, limit: float, largest: fl
     """Return whether an optimizer step on rows `ids` (k,) of `table` (n, d) is safe.
 
     `ids` must increase strictly and be in ``range(n)``, and magnitudes of `gradients` (k, d) must
-    be at most `limit`. Unlike on the CPU, entries of the table are not checked.
+    be at most `limit`. Unlike on the CPU, entries of the table are not checked, and `largest` is
+    not used.
     """
     return (
         are_increasing_row_ids(ids, table.shape[0])
@@ -187,10 +191,10 @@ def write_features(
 ) -> None:
     """Write the features of the rows of `X` (N, d) to `out` (N, F).
 
-    Each feature is a function of the inner product of a row with a column.
-    ``projection_and_epilogue(X)`` returns the columns (d, D), a compiled function that writes the
-    features of one product, and its parameters: see `samplesoft.kernels.tiles_cuda`. The CPU uses
-    `write_chunk` instead.
+    Features are functions of the inner products of the rows with D columns.
+    ``projection_and_epilogue(X)`` returns the columns (d, D), a function that writes the features
+    of one inner product, and the parameters of this function: see
+    `samplesoft.kernels.tiles_cuda.multiply`. The CPU uses `write_chunk` instead.
     """
     columns, write_entry, parameters = projection_and_epilogue(X)
     multiply(write_entry, X, columns, out, parameters)
@@ -205,15 +209,18 @@ def split(num_items: int, size: int, values_per_item: int) -> list[slice]:
 
 
 def columns(num_columns: int) -> list[tuple[int, int]]:
-    """Return a list of one range (start, stop), that of all columns, which the lanes divide."""
+    """Return the range (0, num_columns) of all columns, as a list of one.
+
+    The lanes of a warp divide the columns among them.
+    """
     return [(0, num_columns)]
 
 
 def stages(starts: IntArray) -> list[slice]:
-    """Return slices of a list of steps, each of which a kernel processes in one launch.
+    """Return the slices of a list of steps that a kernel processes, one slice in each launch.
 
-    The slices are the stages ``[starts[i], starts[i + 1])``. The steps of a stage read results of
-    earlier stages only, so that they can run in parallel.
+    Slice i is stage i, the steps from ``starts[i]`` to ``starts[i + 1] - 1``. The steps of a stage
+    read only results of earlier stages, so that they can run in parallel.
     """
     return [slice(start, stop) for start, stop in zip(starts[:-1], starts[1:], strict=True)]
 
@@ -386,10 +393,10 @@ def _find_outside(values: Any, low: Any, high: Any, found: Any) -> None:
 
 @kernel
 def _find_not_rising(ids: Any, stop: int, found: Any) -> None:
-    """Write the first index at which `ids` (k,) do not increase, or are not in ``range(stop)``.
+    """Write the index of the first invalid id to ``found[0]``.
 
-    The index is written to ``found[0]``. Before the launch, ``found[0]`` must be larger than all
-    indices.
+    An id is invalid if it is not larger than the id before it, or not in ``range(stop)``. Before
+    the launch, ``found[0]`` must be larger than all indices.
     """
     i = thread_index()
     if i < ids.shape[0]:
@@ -400,7 +407,10 @@ def _find_not_rising(ids: Any, stop: int, found: Any) -> None:
 
 @kernel
 def _sum_columns(rows: Any, out: Any) -> None:
-    """Write sums of values and of absolute values over blocks of rows to `out` (blocks, 2, F)."""
+    """Write the sums of each column over blocks of rows to `out` (blocks, 2, F).
+
+    ``out[:, 0]`` has the sums of the values, and ``out[:, 1]`` the sums of their absolute values.
+    """
     block = thread_index() // rows.shape[1]
     f = thread_index() % rows.shape[1]
     if block >= out.shape[0]:
@@ -422,7 +432,7 @@ def _sum_columns(rows: Any, out: Any) -> None:
 
 @cache
 def _step_kernel(function: Callable[..., None], num_states: int) -> Any:
-    """Return an optimizer's CPU kernel as a CUDA kernel, with one thread for each entry.
+    """Return an optimizer's CPU kernel as a CUDA kernel, with a thread for each gradient entry.
 
     `num_states` is the number of state arrays, 1 or 2.
     """

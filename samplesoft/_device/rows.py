@@ -80,12 +80,12 @@ def union(ids: list[IntArray]) -> IntArray:
 
 
 def last_row_of_each_id(ids: IntArray, rows: NDArray[Any]) -> tuple[IntArray, NDArray[Any]]:
-    """Return the distinct ids (k,) and their rows (k, d); the last row of each id wins.
+    """Return the distinct ids (k,), sorted, and for each id the last of its rows, (k, d).
 
-    `ids` (N,) are the ids of `rows` (N, d). The result's ids are sorted and on the host.
+    `ids` (N,) are the ids of `rows` (N, d). The returned ids are on the host.
     """
     ids = to_host(ids)
-    # in the common case the ids are sorted already, such as the ids of a gradient
+    # the common case is distinct ids that are sorted already, such as the ids of a gradient
     if (ids[1:] > ids[:-1]).all():
         return ids, rows
     # reversed, because `np.unique` returns the first index of each id

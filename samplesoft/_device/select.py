@@ -76,7 +76,7 @@ def require_cpu(what: str, device: str) -> None:
 
 
 def require_copyable(value: Any, device: str) -> None:
-    """Raise TypeError if an object is on a GPU, because it cannot be pickled or copied there."""
+    """Raise TypeError if `value` is on a GPU, where objects cannot be pickled or copied."""
     if device != "cpu":
         raise TypeError(
             f"{type(value).__name__} must be on the processor to be pickled or copied, got it on "

@@ -22,7 +22,8 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
     and class ``aliases[j]`` otherwise.
     """
     n = len(q)
-    # weights scaled to mean 1; a column below 1 is filled up by the weight of another class
+    # The weight of each class, scaled to mean 1, is the content of its column. A column with less
+    # than 1 is filled up to 1 from the column of another class.
     scaled = np.empty(n)
     thresholds = np.empty(n, np.uint64)
     alias = np.empty(n, np.int32)
@@ -33,7 +34,7 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
         total += q[j]
         heaviest = j if q[j] > q[heaviest] else heaviest
 
-    # `stack` holds the columns below 1 from the left, and the other columns from the right
+    # two stacks in one array: from the left, columns with less than 1; from the right, the others
     stack = np.empty(n, np.int32)
     num_light = 0
     heavy_start = n

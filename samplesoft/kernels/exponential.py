@@ -22,8 +22,8 @@ Real = NDArray[Any]  # float32 or float64
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693147180369123816490  # with trailing zero bits, so that integer multiples are exact
 _LN2_LOW = 1.90821492927058770002e-10
-_MIN_EXPONENT = -745.0  # exp(_MIN_EXPONENT) is the smallest positive float64
-_MAX_EXPONENT = 709.0  # exp(_MAX_EXPONENT) is finite
+_MIN_EXPONENT = -745.0  # its exponential is the smallest positive float64
+_MAX_EXPONENT = 709.0  # largest integer with a finite exponential
 
 # constants of float32
 _LOG2_E_32 = np.float32(1.44269504)
@@ -37,10 +37,11 @@ _ONE = np.float32(1.0)
 _LN2 = 0.6931471805599453
 _BITS_OF_ROOT_HALF = 0x3FE6A09E667F3BCD  # sqrt(1/2) as the bits of a float64
 _MANTISSA_MASK = 0x000FFFFFFFFFFFFF
-_MIN_SERIES_Z = -0.25  # above this, `log_of_one_plus` uses the series in z
+_MIN_SERIES_Z = -0.25  # for z above this, `log_of_one_plus` sums a series of log(1 + z)
 
-# Coefficients of Taylor series, from the highest power down. The first omitted term is below 1e-17
-# for exp, and below 1e-21 for the third-order series.
+# Coefficients of Taylor series, from the highest power down: of (exp(r) - 1 - r) / r**2, in float64
+# and float32, and of the function of `third_order_series` in powers of -x. The first omitted term
+# is below 1e-17 for exp in float64, and below 1e-21 for the third-order series.
 _EXP_SERIES = tuple(1.0 / math.factorial(i) for i in range(13, 1, -1))
 _EXP_SERIES_32 = tuple(np.float32(1.0 / math.factorial(i)) for i in range(7, 1, -1))
 _THIRD_ORDER_SERIES = tuple(1.0 / math.factorial(i) for i in range(21, 2, -1))
@@ -97,7 +98,7 @@ def exp64(x: float) -> float:
 def third_order_series(x: float) -> float:
     """Return ``(1 - x + x**2 / 2 - exp(-x)) / x**3`` for x in [-1, 1].
 
-    The formula cancels near x = 0, so this sums its Taylor series.
+    The terms of the formula cancel near x = 0, so its Taylor series is summed instead.
     """
     high = horner(_THIRD_ORDER_SERIES[0], _THIRD_ORDER_SERIES[1:10], -x)
     return horner(high, _THIRD_ORDER_SERIES[10:], -x)  # type: ignore[no-any-return]
@@ -128,7 +129,7 @@ def replace_by_exp64(x: FloatArray, size: int) -> None:
 @njit
 def exp32(x: Any) -> Any:
     """Return ``exp(x)`` in float32 for a float32 x, at most about 0; 0 if x is below -87."""
-    # the same method as `exp64`, but entirely in float32, so that a register holds eight values
+    # computed as in `exp64`, but entirely in float32, so that a register holds eight values
     v = max(x, _MIN_EXPONENT_32)
     k = np.floor(v * _LOG2_E_32 + _HALF)
     r = (v - k * _LN2_HIGH_32) - k * _LN2_LOW_32
@@ -152,9 +153,10 @@ def replace_by_exp32(x: Real, size: int) -> None:
 def log_of_one_plus(z: float, f: float) -> float:
     """Return ``log(f)`` for ``f = 1 + z``, computed from both f and z to be accurate for all f.
 
-    z must be in [-1, 0], and f a normal number. log(f) would lose digits if f is near 1, and
-    log(1 + z) if z is near -1. For z > -0.25, the result is a series of log(1 + z). Otherwise f is
-    written as a power of 2 times a value near 1, and the result is the sum of their logs.
+    z must be in [-1, 0], and f a normal number. If f is near 1, rounding of f would lose digits of
+    its log; if z is near -1, rounding of z would. For z > -0.25, the result is a series of
+    log(1 + z). Otherwise f is written as a power of 2 times a value near 1, and the result is the
+    sum of their logs.
     """
     # f = 2**power * (1 + fraction) with 1 + fraction in [sqrt(1/2), sqrt(2))
     bits = np.float64(f).view(np.int64) - np.int64(_BITS_OF_ROOT_HALF)
@@ -172,9 +174,9 @@ def log_of_one_plus(z: float, f: float) -> float:
 
 @njit
 def replace_by_log1p(x: FloatArray) -> None:
-    """Replace the entries of `x` (n,), from -1/2 to 1, by ``log(1 + x)``, in place.
+    """Replace the entries of `x` (n,) by ``log(1 + x)``, in place; they must be from -1/2 to 1.
 
-    The naive formula loses digits for small x. This sums the series of ``2 artanh(z)`` with
+    The naive formula loses digits for small x. The function sums a series of ``2 artanh(z)`` with
     ``z = x / (2 + x)``, for which |z| is at most 1/3.
     """
     for i in range(len(x)):

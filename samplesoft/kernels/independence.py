@@ -30,13 +30,16 @@ from samplesoft._validation import FloatArray, IntArray
 
 
 class MetropolisChain(NamedTuple):
-    """The rejection probabilities of a chain, and the weights of averages, (n,) by increasing w."""
+    """The rejection probabilities of a chain, and weights of averages.
+
+    Arrays are (n,), and sorted by increasing w.
+    """
 
     order: IntArray  # classes by increasing w
     # log lambda_s; -1e300 stands for log 0, so that 0 steps give lambda**0 = 1
     log_rejection: FloatArray
-    fraction: FloatArray  # p_s / P_s, the weight of position s
-    fraction_below: FloatArray  # P_{s-1} / P_s, the weight of the positions below s
+    fraction: FloatArray  # p_s / P_s
+    fraction_below: FloatArray  # P_{s-1} / P_s, equal to 1 - p_s / P_s
 
 
 def make_chain(log_p: FloatArray, log_q: FloatArray) -> MetropolisChain:
@@ -63,8 +66,8 @@ def _write_chain_columns(
 ) -> None:
     """Write `log_rejection`, `fraction` and `fraction_below` of a chain to `columns` (3, n).
 
-    All arrays are sorted by increasing w. `q_below` (n,) are the sums of q up to s, and `q_above`
-    (n,) the sums of q after s.
+    All arrays are sorted by increasing w. For each position s, `q_below` (n,) is the sum of q up to
+    and including s, and `q_above` (n,) the sum of q after s.
     """
     stay = 0.0
     accept = 1.0
@@ -97,8 +100,8 @@ def after_steps(
 
     `start` (n,) is the distribution of the first state. Rounding never makes a probability
     negative. If `centred` is True, `start` and the result are differences of two distributions. The
-    formula then has ``gamma - 1`` instead of gamma: this is equal, because such a `start` sums to
-    0, and preserves digits.
+    formula then has ``gamma - 1`` instead of gamma. This preserves digits, and the result is equal,
+    because such a `start` sums to 0.
     """
     order, log_rejection, fraction, fraction_below = chain
     sums = np.cumsum(start[order])
@@ -106,7 +109,7 @@ def after_steps(
     power = 1.0  # lambda_s^T
     factor = 0.0  # gamma(s) P_s or, if centred, (gamma(s) - 1) P_s
     mean = 0.0  # average of lambda^T over the positions after s
-    later_starts = 0.0  # contribution of the states that start after s
+    later_starts = 0.0  # contribution to the result of first states at the positions after s
 
     for s in range(len(order) - 1, -1, -1):
         next_power = power

@@ -19,7 +19,7 @@ from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray
 
 DEGREE = 16  # number of nodes of a panel; polynomials have degrees 0 to 15
-WIDTH = 0.75  # of a panel in log r; interpolation errors are below 1e-14
+WIDTH = 0.75  # width of a panel in log r, at which interpolation errors are below 1e-14
 
 
 @njit
@@ -85,10 +85,10 @@ def add_moments(panel: IntArray, s: FloatArray, weights: FloatArray, moments: Fl
 
 @njit
 def evaluate(panel: IntArray, s: FloatArray, coefficients: FloatArray) -> FloatArray:
-    """Return k functions, interpolated at n classes, as an array (k, n), eq. (B23).
+    """Return the values (k, n) of k interpolated functions at n classes, eq. (B23).
 
-    `panel` and `s` (n,) are the results of `place`, and `coefficients` (panels, k, DEGREE) are the
-    coefficients of the Chebyshev polynomials.
+    `panel` and `s` (n,) are the results of `place`. `coefficients` (panels, k, DEGREE) are the
+    coefficients of each function in Chebyshev polynomials, for each panel.
     """
     values = np.empty(DEGREE)
     out = np.empty((coefficients.shape[1], len(s)))
@@ -109,18 +109,18 @@ def evaluate(panel: IntArray, s: FloatArray, coefficients: FloatArray) -> FloatA
 def class_weights(
     t: FloatArray, q: FloatArray, kappa: FloatArray, t_mean: float, kappa_mean: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the weights q, q kappa and q zeta**2 of classes, (3, n), and zeta (n,).
+    """Return three weights of each class, q, q kappa and q zeta**2, as (3, n), and zeta (n,).
 
-    For ratios r of the classes, their mean r_mean and a reference R, `t` (n,) is ``log(r / R)``,
-    `kappa` (n,) is ``(r - R) / (r + R)``, and zeta is ``(r - r_mean) / (r + r_mean)``. `t_mean` and
-    `kappa_mean` are t and kappa of r_mean, and `q` (n,) are the probabilities of the classes.
+    Each class has a ratio r and a probability `q` (n,). With any positive number R, `t` (n,) is
+    ``log(r / R)`` and `kappa` (n,) is ``(r - R) / (r + R)``. With the mean ratio r_mean, zeta is
+    ``(r - r_mean) / (r + r_mean)``, and `t_mean` and `kappa_mean` are t and kappa at r = r_mean.
     """
     weights = np.empty((3, len(t)))
     zeta = np.empty(len(t))
 
-    # zeta is tanh((t - t_mean) / 2) with kappa = tanh(t / 2). By the addition theorem of tanh it
-    # keeps the digits of kappa - kappa_mean. If the denominator cancels, the next loop uses t. This
-    # loop has no branch, so that LLVM vectorises it.
+    # zeta is tanh((t - t_mean) / 2), and kappa is tanh(t / 2). The addition theorem of tanh keeps
+    # the digits of kappa - kappa_mean. If its denominator, 1 - product, would lose digits, the next
+    # loop computes zeta from t. This loop has no branch, so that LLVM vectorises it.
     for i in range(len(t)):
         product = kappa[i] * kappa_mean
         zeta[i] = (kappa[i] - kappa_mean) / (1.0 - product if product < 0.9 else 1.0)
@@ -146,10 +146,10 @@ def node_positions(degree: int = DEGREE) -> FloatArray:
 
 @cache
 def coefficient_matrix(degree: int = DEGREE) -> FloatArray:
-    """Return the matrix (degree, degree) that maps values at the nodes to coefficients.
+    """Return the matrix (degree, degree) that maps values at the nodes to Chebyshev coefficients.
 
-    Row vectors of values are multiplied by the matrix; the results are coefficients of the
-    Chebyshev polynomials.
+    For a row vector of values, ``values @ matrix`` are the coefficients of the polynomial that has
+    these values at the nodes.
     """
     angles = (np.arange(degree) + 0.5) * (np.pi / degree)
     matrix: FloatArray = np.cos(np.outer(angles, np.arange(degree))) * (2.0 / degree)

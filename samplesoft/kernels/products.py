@@ -158,7 +158,7 @@ def _generate_simd_code(
     sums = [[_cgutils.alloca_once_value(builder, zeros) for _ in rows] for _ in range(num_queries)]
 
     whole = builder.and_(_cgutils.unpack_tuple(builder, matrix.shape)[1], integer_constant(-_EIGHT))
-    fused = ("contract",)  # allows fused multiply-add
+    fused = ("contract",)  # allows LLVM to use fused multiply-add instructions
     with _cgutils.for_range_slice(
         builder, integer_constant(0), whole, integer_constant(_EIGHT), word
     ) as (f, _):

@@ -148,7 +148,7 @@ def largest_in_rows(rows: Real, largest: Real) -> None:
         largest[i] = max_of_lanes(max_abs)
 
 
-_PREFETCH_ROWS = 4  # number of rows between the prefetch and the use of a row
+_PREFETCH_ROWS = 4  # a row is prefetched when the row this many before it is used
 
 
 # A loop instead of `into[:] = row`, because Numba takes two seconds to compile the error for
@@ -191,7 +191,7 @@ def weighted_rows(
 
 
 _CACHE_LINE_BYTES = 64
-CACHE = 1 << 23  # bytes; smaller arrays stay in the cache and need no prefetch
+CACHE = 1 << 23  # largest size in bytes of an array that stays in the cache, without a prefetch
 
 
 def _prefetch_signature_and_code(typing: Any, array: Any, row: Any, column: Any) -> Any:

@@ -53,7 +53,8 @@ def count_below(increasing: NDArray[Any], x: float) -> int:
 @njit
 def _group_by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Return the results of `group_equal_ids`, by counting the occurrences of all n classes."""
-    slot = np.zeros(n, np.int64)  # counts, later the index in `unique`
+    # for each class the number of its occurrences, and later its index in `unique`
+    slot = np.zeros(n, np.int64)
     for i in ids:
         slot[i] += 1
 
@@ -86,8 +87,8 @@ def _group_by_counting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntAr
 
 @njit
 def _group_by_sorting(ids: IntArray, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return the results of `group_equal_ids`, by a radix sort."""
-    # from the last digit to the first; each pass is stable
+    """Return the results of `group_equal_ids`, by a radix sort of the ids."""
+    # sort by each digit of `_DIGIT_BITS` bits, from the last to the first; each pass is stable
     order = np.empty(len(ids), np.int64)
     for k in range(len(ids)):
         order[k] = k

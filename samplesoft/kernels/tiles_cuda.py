@@ -21,7 +21,9 @@ _COLUMNS_EACH = 2 if SIMULATED else 8  # columns of the tile that a thread compu
 _ROWS = _SIDE * _ROWS_EACH  # rows of a tile
 _COLUMNS = _SIDE * _COLUMNS_EACH  # columns of a tile
 _DEPTH = 2 if SIMULATED else 16  # inner dimension of the slices in shared memory
-_PADDED = _ROWS + 1  # so that lanes that write a column use different memory banks
+# length of a row of `left` in shared memory; one more than `_ROWS`, so that lanes that write to a
+# column of `left` use different memory banks
+_PADDED = _ROWS + 1
 _THREADS = _SIDE * _SIDE  # threads of a block
 
 
@@ -31,7 +33,7 @@ def multiply(
     """Call ``write_entry(out, i, j, value, parameters)`` for each entry of ``X @ columns``.
 
     `X` is (N, d), and `columns` is (d, D). The CPU function `write_entry` is compiled for the
-    device. It writes results of entry (i, j), whose value is `value`, to `out`.
+    device. It computes results from `value`, entry (i, j) of the product, and writes them to `out`.
     """
     tiles = -(-X.shape[0] // _ROWS) * -(-columns.shape[1] // _COLUMNS)
     _multiply_kernel(write_entry)[tiles, _THREADS](X, columns, out, parameters)

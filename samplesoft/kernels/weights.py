@@ -11,7 +11,8 @@ from samplesoft._jit import njit, njit_inline, njit_sum
 from samplesoft.kernels.exponential import exp32, exp64
 
 Real = NDArray[Any]  # float32 or float64
-# Smaller weights become 0, because only a uniform value of 0 could draw the class.
+# Weights up to this are set to 0. Because the largest weight is 1, only a uniform value of exactly
+# 0 could draw such a class.
 MIN_WEIGHT = 1e-300
 
 
