@@ -61,7 +61,7 @@ _MODULES = (
     "tuning",
     "verification",
 )
-# The functions that users need most, with the module of each function and of its result's class.
+# The functions that users need most, by name, with the module that defines each.
 _MODULE_OF = {
     "to_host": "_device.select",
     "asymptotic_bias": "bias.asymptotic",

@@ -20,12 +20,12 @@ from numpy.typing import DTypeLike
 cuda: Any = _cuda  # used inside kernels; other code calls the functions of this module
 _config: Any = config
 SIMULATED = bool(_config.ENABLE_CUDASIM)
-_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small batches are intended
+_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # Numba would warn of small batches, which are intended
 
 _ALL_LANES_MASK = 0xFFFFFFFF
 _NONE_FOUND = np.iinfo(np.int64).max  # the result of a search kernel that reports no index
-# The attribute `found` is a device array (1,), the output of a thread's search kernels. Between
-# searches it holds `_NONE_FOUND`.
+# Attributes of the calling thread: `found`, a device array (1,) to which its search kernels write
+# an index, and which holds `_NONE_FOUND` between searches; and `context`, its CUDA context.
 _thread_state = threading.local()
 
 
@@ -88,7 +88,7 @@ def available_bytes() -> float:
 def smallest_reported_index(
     launch: Callable[..., None], search: Any, num_threads: int, *arguments: Any
 ) -> int | None:
-    """Run the kernel `search`, and return the smallest index that it reports, or None.
+    """Run the kernel `search`; return the smallest index that it reports, None if it reports none.
 
     ``launch(search, num_threads, *arguments, found)`` launches the kernel, as `launch_threads`
     does. The kernel reports indices by an atomic minimum in ``found[0]``.
@@ -112,7 +112,7 @@ def smallest_reported_index(
 if SIMULATED:
     from numba.cuda.simulator.kernel import BlockThread
 
-    # few threads, because each is a Python thread
+    # fewer threads than on a GPU, because each is a Python thread
     WARP_SIZE = 4
     WARPS_PER_BLOCK = 2
     THREADS_PER_BLOCK = 4  # for kernels that do not use warps
@@ -140,7 +140,8 @@ if SIMULATED:
         """
         thread: Any = threading.current_thread()
         boards = thread._manager.__dict__.setdefault("boards", ({}, {}))
-        thread.exchanges = getattr(thread, "exchanges", 0) + 1  # absent at first
+        # the number of calls by this lane; the attribute is absent before the first call
+        thread.exchanges = getattr(thread, "exchanges", 0) + 1
         board = boards[thread.exchanges % 2]
         lane_index = thread.threadIdx.x
         board[lane_index] = value

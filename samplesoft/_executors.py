@@ -34,12 +34,12 @@ Result = TypeVar("Result")
 
 SCHEDULERS = ("threads", "processes")
 _SCHEDULER_ERROR = "--scheduler must be threads, processes or"
-_CONNECT_SECONDS = 10  # timeout of a connection
+_CONNECT_SECONDS = 10  # timeout of a connection to a Dask scheduler
 _TASKS_AHEAD_PER_WORKER = 4  # tasks per worker that are submitted before results are read
-_MIN_TASKS_AHEAD = 32  # at least so many tasks in total are submitted ahead
+_MIN_TASKS_AHEAD = 32  # smallest number of tasks that are submitted before results are read
 # With more deaths of workers than this between two results, give up, as Dask does.
 _MAX_DEATHS_IN_A_ROW = 3
-_WORKSPACE_BYTES_PER_PICKLED_BYTE = 10  # memory of a task per byte of its pickled arguments
+_WORKSPACE_BYTES_PER_PICKLED_BYTE = 10  # bytes a task needs per byte of its pickled arguments
 _PACKAGES = ("numpy", "numba", "scipy", "dask", "distributed", "cloudpickle")
 
 
@@ -136,7 +136,7 @@ def run_tasks(
 
 def _has_processes(executor: Executor) -> bool:
     """Return whether an executor runs its tasks in other processes of this machine."""
-    # looked up instead of imported, because Python refuses the import after the main thread ended
+    # look the module up, because Python refuses to import it after the main thread has ended
     module: Any = sys.modules.get("concurrent.futures.process")
     return module is not None and isinstance(
         executor, (module.ProcessPoolExecutor, RestartingProcessPool)
@@ -158,9 +158,9 @@ def _has_dead_worker(future: Future[Any] | None) -> bool:
 
 
 def _num_tasks_ahead(executor: Executor) -> int:
-    """Return how many tasks to submit before results are read.
+    """Return the number of tasks to submit to an executor before results are read.
 
-    A larger number would need more memory for arguments and results.
+    More tasks would need more memory for their arguments and results.
     """
     client = _dask_client_of(executor)
     pool_workers = getattr(executor, "_max_workers", None) or os.cpu_count() or 1
@@ -178,7 +178,7 @@ def _require_picklable_and_fitting(function: Any, item: Any, executor: Executor)
         return
 
     try:
-        # as Dask does: cloudpickle also handles lambdas and local functions
+        # Dask pickles with cloudpickle, which also handles lambdas and local functions
         module = pickle if client is None else import_module("cloudpickle")
         size = len(module.dumps((function, item)))
     except Exception as error:
@@ -216,9 +216,9 @@ def _package_versions() -> dict[str, str]:
 
 
 def require_same_versions(client: Any, name: str) -> None:
-    """Raise ValueError if a Dask client has no workers, or its workers have other package versions.
+    """Raise ValueError if a Dask client has no workers, or they have other package versions.
 
-    The versions must be equal to the versions in this process. Errors call the argument `name`.
+    The versions must be equal to those in this process. Errors call the argument `name`.
     """
     try:
         workers = client.run(_package_versions)
@@ -256,7 +256,7 @@ def open_executor(scheduler: str | None) -> Iterator[Executor | None]:
     """Open the executor named by the option ``--scheduler``, as a context manager.
 
     `scheduler` is "threads", "processes", the address of a Dask scheduler, or None for no executor.
-    There are as many threads or processes as Numba's setting allows threads for kernels.
+    A pool has as many threads or processes as Numba's setting allows threads.
     """
     if scheduler is None:
         yield None
@@ -375,9 +375,9 @@ class RestartingProcessPool(Executor):
 
 
 def _initialise_worker_process() -> None:
-    """Make the calling worker process ignore Ctrl-C, and exit when its parent process ends."""
+    """Make this process, a worker of a pool, ignore Ctrl-C, and exit when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent: Any = parent_process()
-    # a RuntimeError means that no thread can be started; the worker still works
+    # a RuntimeError means that no thread can be started; the worker then runs tasks without it
     with suppress(RuntimeError):
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -18,11 +18,13 @@ from zlib import crc32
 
 _T = TypeVar("_T")
 
-# Pauses between attempts to replace a file, 1.5 seconds in total. Virus scanners and indexers on
-# Windows hold a file open for a few milliseconds, as do programs that read it.
+# Pauses between attempts to replace a file, 1.5 seconds in total. On Windows a file that is open
+# cannot be replaced; virus scanners, indexers and readers open files for a few milliseconds.
 _RETRY_PAUSES_SECONDS = (0.01, 0.02, 0.05, *[0.1] * 14)
-_BUSY_ERRNOS = {errno.EBUSY, errno.ETXTBSY}  # reported by network file systems
-_BUSY_WINDOWS_ERRORS = {5, 32, 33, 1224}  # access denied, sharing violation, locked, memory-mapped
+# errors of a file that is in use: from network file systems, and from Windows (access denied,
+# sharing violation, locked, memory-mapped)
+_BUSY_ERRNOS = {errno.EBUSY, errno.ETXTBSY}
+_BUSY_WINDOWS_ERRORS = {5, 32, 33, 1224}
 # A draft is a temporary file with the new content of its target; renaming it replaces the target.
 # The name of a draft contains the target's name, or a checksum of a name longer than this, because
 # file systems allow 255 bytes.
@@ -189,9 +191,10 @@ def discard_draft(draft: Path) -> None:
 
 
 def writer_name() -> str:
-    """Return a unique name for the writer of a file: process id, hash of the host, random digits.
+    """Return a unique name for a file that this process writes, which names the process.
 
-    `is_abandoned` reads the process id and the hash.
+    It consists of the process id, a hash of the host's name, and random digits. `is_abandoned`
+    reads the id and the hash.
     """
     # the process id alone is not unique, because it is 1 in many containers
     return f"{os.getpid()}-{_host_hash()}-{os.urandom(4).hex()}"
@@ -200,7 +203,8 @@ def writer_name() -> str:
 def is_abandoned(draft: Path, writer: str) -> bool:
     """Return whether the process that wrote `draft` has ended, or has the id of this process.
 
-    `writer` is its `writer_name`. A draft of another machine counts as abandoned after a day.
+    `writer` is the result of `writer_name` in the process that wrote the draft. A draft of another
+    machine counts as abandoned after a day.
     """
     process, _, host = writer.partition("-")
     if not (process.isascii() and process.isdecimal()):

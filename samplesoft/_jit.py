@@ -117,12 +117,12 @@ def _compile(function: Function, fastmath: bool | set[str], **extra_options: boo
     if not COMPILES:
         return _uncompiled_kernel(function)
 
-    # With `nogil`, threads run in parallel. NumPy's error model has no check for division by zero.
+    # `nogil` lets threads run in parallel; NumPy's error model does not check for zero divisors
     options: dict[str, Any] = {"nopython": True, "nogil": True, "error_model": "numpy"}
     options["fastmath"] = fastmath
     options["no_cfunc_wrapper"] = True  # kernels are not called from C
 
-    # set explicitly, because a caller compiled by `njit_bare` would pass on its False
+    # set explicitly: a kernel called by one of `njit_bare` would otherwise inherit its False
     options["_nrt"] = True
     options |= extra_options
 
@@ -287,7 +287,7 @@ def thread_for_each(function: Callable[[Item], object], items: Iterable[Item]) -
 
 
 def call_single_threaded(function: Callable[[Item], Result], item: Item) -> Result:
-    """Return ``function(item)``, computed with single-threaded kernels."""
+    """Return ``function(item)``, whose kernels run on the calling thread alone."""
     with single_threaded():
         return function(item)
 
@@ -345,7 +345,7 @@ def _run_on_new_threads(function: Callable[[int, int], object], workers: int) ->
 
 
 def _start_worker_thread(function: Callable[[], object]) -> bool:
-    """Start a thread that calls `function` with single-threaded kernels; return whether it started.
+    """Start a thread that calls `function`, with kernels on it alone; return whether it started.
 
     The system refuses a thread beyond the limit of the process, or when the interpreter shuts down.
     """
@@ -381,7 +381,7 @@ if COMPILES:
     _yield_core: Any = types.ExternalFunction(
         "Sleep" if os.name == "nt" else "usleep", types.int32(types.uint32)
     )
-# Number of polls, about 20 us, after which a waiting thread yields its core.
+# number of polls of a barrier, about 20 us, after which a waiting thread yields its core
 _SPINS_BEFORE_YIELD = 1000
 
 
@@ -503,7 +503,7 @@ def _release_compiler_after_fork() -> None:
 
 
 def _replace_locks_after_fork() -> None:
-    """Replace locks that other threads of the parent may hold, which do not exist in the child."""
+    """In a forked child, replace the locks that other threads of the parent may hold."""
     global _lockstep_lock, _pool
     _lockstep_lock = threading.Lock()
     _pool = _ThreadPool()
@@ -527,8 +527,8 @@ def chunks(size: int, chunk: int) -> list[slice]:
 
 
 def row_chunks(shape: tuple[int, ...], size: int) -> list[slice]:
-    """Return the rows of a matrix of shape `shape`, split into slices of up to `size` entries.
+    """Return slices of the rows of a matrix of shape `shape`, each of at most `size` entries.
 
-    A slice has at least one row.
+    A slice has at least one row, even if a row has more entries.
     """
     return chunks(shape[0], max(1, size // max(1, shape[1])))

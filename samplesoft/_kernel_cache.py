@@ -37,7 +37,8 @@ from numba.core import config
 from numba.core.dispatcher import Dispatcher
 from numba.core.extending import _Intrinsic
 
-caching: Any = import_module("numba.core.caching")  # as Any: type hints differ between versions
+# imported as Any, because type hints differ between versions of Numba
+caching: Any = import_module("numba.core.caching")
 types: Any = import_module("numba.core.types")
 
 # Oldest and newest version of Numba with whose internals `_kernel_compiler` has been tested. With
@@ -50,7 +51,7 @@ if _TESTED_VERSIONS[0] <= numba.version_info.short <= _TESTED_VERSIONS[1]:
     Kernel = _compiler.Kernel
 
 _CHECKSUM_BYTES = 32  # length of the checksum at the end of each file
-_ABANDONED_SECONDS = 3600.0  # older temporary files count as left by a killed process
+_ABANDONED_SECONDS = 3600.0  # temporary files older than this are deleted: their writer was killed
 # The fingerprint of a function of these packages is its name, because Numba implements them itself.
 _PACKAGES_IDENTIFIED_BY_NAME = {*sys.stdlib_module_names, "llvmlite", "numba", "numpy", "scipy"}
 # settings of Numba on which machine code depends, in addition to the processor
@@ -155,11 +156,11 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
         return _CacheFiles(*location, ("samplesoft", fingerprint))
 
     def _index_key(self, sig: Any, codegen: Any, linked: bool = False) -> Any:
-        """Return the key of a signature in the index, with all that the machine code depends on.
+        """Return the key of a signature in the index: all that its machine code depends on.
 
         The key contains the signature, the processor, the versions of the compilers, and Numba's
-        settings. Code that is `linked` into other kernels has another key than code that Python
-        calls.
+        settings. `linked` says whether the code is linked into other kernels; its key then differs
+        from the key of code that Python calls.
         """
         settings = tuple(f"{name} {getattr(config, name, None)}" for name in _NUMBA_SETTINGS)
         versions = numba.__version__, llvmlite.__version__, getattr(_compiler, "VERSION", None)
@@ -170,7 +171,7 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
 def _serialise_linked_result(result: Any) -> dict[str, Any]:
     """Return a compilation result as the keyword arguments of `rebuild_linked_result`.
 
-    The result is changed in place: it loses the types of its variables and calls.
+    The types of variables and calls are removed from the result, which is changed in place.
     """
     name, _, bitcode = result.library.serialize_using_bitcode()
     # Numba does the same, because the types of some functions cannot be pickled
@@ -218,8 +219,8 @@ class _CacheFiles(caching.IndexDataCacheFile):  # type: ignore[misc]
     def remove_obsolete_files(self, name: str) -> None:
         """Delete files of earlier versions of the function `name`, and abandoned temporary files.
 
-        The name of a cache file includes the line of the function in its source file. So a file for
-        another line was written before the function was moved.
+        The name of a cache file includes the line at which the function begins in its source file.
+        A file for another line was written before the function moved, and is not used again.
         """
         if "<locals>" in name:  # several nested functions may have this name
             return
@@ -425,7 +426,7 @@ class _Fingerprint:
                 self._add_strings("name", name)
                 self.add(thing)
 
-                # the function may read any of the names as an attribute of this module
+                # `thing` is a module: the function may read any of `names` as its attribute
                 if isinstance(thing, ModuleType) and not _is_identified_by_name(thing.__name__):
                     module_scope = vars(thing)
                     if all(module_scope is not scope for scope in scopes):
@@ -436,7 +437,7 @@ class _Fingerprint:
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         self._add_strings("code", code.co_name, *map(str, counts))
         self._checksum.update(sha256(code.co_code).digest())
-        # the table of `try` statements, which are not in the bytecode since Python 3.11
+        # since Python 3.11, `try` statements are in this table and not in the bytecode
         self._checksum.update(sha256(code.co_exceptiontable).digest())
 
         for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):

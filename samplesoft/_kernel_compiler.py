@@ -29,20 +29,22 @@ sigutils: Any = import_module("numba.core.sigutils")
 global_compiler_lock: Any = import_module("numba.core.compiler_lock").global_compiler_lock
 parse_bitcode: Any = import_module("llvmlite.binding").parse_bitcode
 
-# Arguments of Numba's method that creates LLVM's function passes. Since Numba 0.62 they include
-# `llvm_module`, and creating the passes takes longer than running them.
+# Arguments of Numba's method that creates LLVM's function passes. They include `llvm_module` since
+# Numba 0.62, where creating passes takes longer than running them; the classes below then run
+# Numba's standard passes.
 _PASS_MANAGER_ARGUMENTS = signature(codegen.CPUCodegen._function_pass_manager).parameters
 VERSION = 2  # cached code of other versions of this compiler is not loaded
-_WRAPPER_PREFIX = "_ZN7cpython"  # of the names of wrappers, which unpack Python arguments
-_MAX_OPTIMISED_WRAPPER_BLOCKS = 48  # basic blocks; wrappers with over five arrays have more
+_WRAPPER_PREFIX = "_ZN7cpython"  # names of wrappers, which unpack Python arguments, begin with this
+# largest number of basic blocks at which a wrapper is optimised; with over five arrays it has more
+_MAX_OPTIMISED_WRAPPER_BLOCKS = 48
 _thread_state = threading.local()
-# temporary changes of global state: ids of the threads that made them, and functions that undo them
+# for each temporary change of global state the id of its thread, and the function that undoes it
 _undo_stack: list[tuple[int, Callable[[], None]]] = []
 
 
 @contextmanager
 def _undo_after_body_or_fork(undo: Callable[[], None]) -> Iterator[None]:
-    """Call `undo` after the body of ``with``; in a child forked during the body, call it too."""
+    """Call `undo` after the body of ``with``, and in a child that another thread forks in it."""
     _undo_stack.append((threading.get_ident(), undo))
     try:
         yield
@@ -52,7 +54,7 @@ def _undo_after_body_or_fork(undo: Callable[[], None]) -> Iterator[None]:
 
 
 def _undo_changes_of_other_threads() -> None:
-    """Undo the changes that were made by threads of the parent, which the child does not have."""
+    """In a forked child, undo the changes by threads of the parent that the child does not have."""
     while _undo_stack and _undo_stack[-1][0] != threading.get_ident():
         _undo_stack.pop()[1]()
 
@@ -184,11 +186,11 @@ class _Flags(compiler.Flags):  # type: ignore[misc]
         return bool(super().__eq__(other))
 
     def __hash__(self) -> int:
-        # the same hash for all values, as in Numba, which hashes only the names of the options
+        # equal for all objects, as in Numba, which hashes only the names of the options
         return _FLAGS_HASH
 
     def copy(self) -> _Flags:
-        """Return the options for functions that the compiled function calls, which inherit them."""
+        """Return the options that functions inherit when the compiled function calls them."""
         copy = _Flags(self)
         copy.discard("no_compile")  # otherwise Numba would compile its own functions again
         copy.discard("no_cpython_wrapper")
@@ -211,7 +213,7 @@ def _registry_size(context: Any) -> int:
     )
 
 
-_last_registry_sizes: dict[int, int] = {}  # size at the last refresh, by id of the context
+_last_registry_sizes: dict[int, int] = {}  # `_registry_size` at the last refresh, by id of context
 _resolved_signatures: dict[Any, Any] = {}  # signatures of operators, by operator and argument types
 
 
@@ -224,7 +226,7 @@ def _cached_lookups() -> Iterator[None]:
     """
     typing = registry.cpu_target.typing_context
     target = registry.cpu_target.target_context
-    if "refresh" in vars(target):  # already active: a kernel that another kernel calls
+    if "refresh" in vars(target):  # an outer ``with`` compiles the kernel that calls this one
         yield
         return
     resolve_uncached = typing.resolve_function_type
@@ -298,11 +300,12 @@ class _Compiler(compiler.Compiler):  # type: ignore[misc]
 class Kernel(registry.CPUDispatcher):  # type: ignore[misc]
     """A function made by `samplesoft._jit.njit`, with its compiled code for each signature."""
 
-    overloads: dict[Any, Any]  # results for calls from Python, by argument types
+    overloads: dict[Any, Any]  # compilation results for calls from Python, by argument types
 
     def __init__(self, py_func: Any, locals: Any = None, targetoptions: Any = None) -> None:
         super().__init__(py_func, locals or {}, targetoptions or {}, pipeline_class=_Compiler)
-        self._linked_overloads: dict[Any, Any] = {}  # results for calls from other kernels
+        # compilation results for calls from other kernels, by argument types
+        self._linked_overloads: dict[Any, Any] = {}
 
     def compile(self, sig: Any) -> Any:
         """Compile the function for a signature, or load it from disk; return its entry point."""
@@ -328,7 +331,10 @@ class Kernel(registry.CPUDispatcher):  # type: ignore[misc]
         return super().get_overload(sig) if result is None else result.entry_point
 
     def add_overload(self, result: Any) -> None:
-        """Add a compilation result for calls from Python or, if compiled for them, from kernels."""
+        """Add a compilation result, for calls from kernels if it was compiled for a kernel.
+
+        Otherwise it is added for calls from Python.
+        """
         if not is_compiling_for_kernel():
             super().add_overload(result)
             return

@@ -11,7 +11,8 @@ Result = TypeVar("Result")
 
 # exp(LARGEST_EXPONENT) is finite and exp(-LARGEST_EXPONENT) is not 0; larger exponents are clipped
 LARGEST_EXPONENT = 700.0
-# A value near 1 that is added to a logit of this magnitude keeps half of its digits.
+# Magnitude of a logit at which a value near 1, if added to it, keeps half of its digits. Larger
+# logits leave fewer digits.
 FAR = 2.0**26
 
 
@@ -24,7 +25,7 @@ ignoring_overflow = np.errstate(over="ignore", invalid="ignore")
 def call_ignoring_overflow(function: Callable[..., Result], *arguments: Any) -> Result:
     """Return ``function(*arguments)``, computed without warnings of overflow.
 
-    For callers that check that the result is finite.
+    Callers should check that the result is finite.
     """
     return function(*arguments)
 
@@ -32,8 +33,8 @@ def call_ignoring_overflow(function: Callable[..., Result], *arguments: Any) -> 
 def ignore_overflow() -> np.errstate:
     """Return a context manager that silences NumPy's warnings of overflow and invalid operations.
 
-    For code whose callers check the result. If a caller has set overflow to raise errors, it still
-    does: training detects divergence by these errors.
+    Callers should check the result. If NumPy is set to raise errors of overflow, it still does,
+    because training detects divergence by these errors.
     """
     current = dict(np.geterr())
     kinds = ("over", "invalid")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path("/")
-_MIN_CHECKED_BYTES = 1 << 28  # smaller arrays are not checked
+_MIN_CHECKED_BYTES = 1 << 28  # `require_memory` does not check arrays of fewer bytes
 
 
 class _ControlGroupFiles(NamedTuple):
@@ -54,10 +54,10 @@ def available_bytes(root: Path = _ROOT) -> int | None:
 
 
 def _available_bytes_of_group(folder: Path, group: _ControlGroupFiles) -> list[int]:
-    """Return the bytes left in a control group, as a list of one; an empty list without a limit."""
+    """Return the bytes left in a control group as a list of one; empty if it has no limit."""
     limit = _read_text_or_empty(folder / group.limit).strip()
     usage = _read_text_or_empty(folder / group.usage).strip()
-    if not limit.isdigit():  # "max", or empty for the root group without a file
+    if not limit.isdigit():  # "max", or "" because the root group has no such file
         return []
 
     statistics = dict(_names_and_integers(_read_text_or_empty(folder / "memory.stat")))
@@ -148,12 +148,12 @@ def require_fitting_option(
     predicted: Callable[[int], int],
     available: float | None,
 ) -> None:
-    """Raise MemoryError if an object does not fit in memory for the current value of an option.
+    """Raise MemoryError if an object does not fit in memory when an option has the value `value`.
 
-    The error suggests a larger value of the option, up to about `largest`, for which the object
-    fits. ``predicted(value)`` returns the bytes that the object needs, which decrease with the
-    value. `available` is the number of available bytes; if it is None, nothing is checked. Errors
-    call the object `subject`, and the option `option`.
+    ``predicted(value)`` returns the bytes that the object needs, fewer for a larger value. The
+    error suggests a larger value, below ``2 * largest``, for which the object fits. `available` is
+    the number of available bytes; if it is None, nothing is checked. Errors call the object
+    `subject`, and the option `option`.
     """
     if available is None or predicted(value) <= available:
         return
@@ -187,7 +187,10 @@ def require_bytes(subject: str, needed: float, remedy: str, available: float | N
 
 
 def require_memory(name: str, value: int, size: float) -> None:
-    """Raise MemoryError if `size` bytes, which the argument `name` = `value` needs, do not fit."""
+    """Raise MemoryError if `size` bytes do not fit in memory.
+
+    The error says that the argument `name`, with the value `value`, needs them.
+    """
     # do not check smaller arrays, because reading /proc would take longer than making them
     if size >= _MIN_CHECKED_BYTES:
         subject = f"`{name}` must leave room in the memory, got {value}: its arrays"

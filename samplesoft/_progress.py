@@ -24,9 +24,9 @@ _MAX_PAUSE_SECONDS = 60.0  # longest pause
 def progress_bar(show: bool, *, each: bool = False, **options: Any) -> Any:
     """Return a tqdm bar if stderr is a terminal, otherwise an object that writes lines.
 
-    Use the result in a ``with`` statement, which removes the bar or stops the lines. If `show` is
-    False, nothing is shown. If `each` is True, every update also writes a line at once. `options`
-    are keyword arguments of ``tqdm``.
+    Use the result in a ``with`` statement, at whose end the bar is removed, or no more lines are
+    written. If `show` is False, nothing is shown. If `each` is True, and lines are written, every
+    update also writes a line at once. `options` are keyword arguments of ``tqdm``.
     """
     if show and _writes_lines():
         return _ProgressLines(each, **options)
@@ -106,8 +106,8 @@ def report_line(show: bool, line: str) -> None:
 class TimeEstimate:
     """A clock that starts when it is made, and estimates the time for the remaining steps.
 
-    `total` is the number of steps, or None if it is unknown. The first `done` steps were done
-    before the start.
+    `total` is the number of steps, or None if it is unknown. `done` of them were done before the
+    clock started, for example by an earlier run.
     """
 
     def __init__(self, total: int | None = None, done: int = 0) -> None:
@@ -116,11 +116,15 @@ class TimeEstimate:
         self._initial = done
 
     def describe(self, done: int) -> str:
-        """Return the elapsed and the remaining time as text, after `done` steps in total."""
+        """Return the elapsed time, and an estimate of the remaining time, as text.
+
+        `done` is the number of steps done so far. The estimate is left out if `total` is unknown,
+        no step was done since the start, or none remains.
+        """
         seconds = time.perf_counter() - self._start
         if self._total is None or not self._initial < done < self._total:
             return _format_seconds(seconds)
-        # exclude the initial steps, which an earlier run has done, from the time per step
+        # the time per step excludes the steps that were done before the start
         left = seconds * (self._total - done) / (done - self._initial)
         return f"{_format_seconds(seconds)}, about {_format_seconds(left)} left"
 

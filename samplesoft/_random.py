@@ -10,11 +10,12 @@ import numpy as np
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray
 
-_LOW_32_BITS = 0xFFFFFFFF  # mask of 32 bits
+_LOW_32_BITS = 0xFFFFFFFF  # mask of the lower 32 bits
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
+# multipliers of SplitMix64
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-# shifts in bits
+# shifts by 11 to 31 bits
 _S11 = np.uint64(11)
 _S27 = np.uint64(27)
 _S30 = np.uint64(30)
@@ -67,8 +68,9 @@ def uniform_slice(key: np.uint64, start: int, size: int) -> FloatArray:
 def seed_key(low: int, high: int) -> int:
     """Return the first 64 bits of NumPy's ``SeedSequence(low + 2**32 * high)``.
 
-    `low` and `high` are integers of 32 bits. The algorithm hashes each of four words, and then
-    mixes each word with the other three. NumPy's own function takes as long as a hundred draws.
+    `low` and `high` are integers of 32 bits, and with two zeros they are the four words of a pool.
+    The algorithm hashes each word, and then mixes it with the other three. NumPy's own function
+    takes as long as a hundred draws.
     """
     pool = [low, high, 0, 0]
     factor = 0x43B0D7E5
@@ -90,13 +92,14 @@ def seed_key(low: int, high: int) -> int:
 
 
 class OffsetSeed(int):
-    """A seed whose `uniform_block` has the rows of another seed's block from `row` on.
+    """The seed of a chunk of a batch, which starts at row `row` of the batch.
 
-    So a batch that is processed in chunks gets the same random values as the whole batch.
+    Its `uniform_block` has the rows from `row` on of the block of the batch's seed. So a batch that is processed in chunks gets the same random values as without chunks. The int is
+    the key of the stream.
     """
 
     def __new__(cls, seed: int, row: int) -> OffsetSeed:
-        """Return the key of `seed`, advanced by `row` counters of `mix64`."""
+        """Return the seed for the rows from `row` on: the key of `seed`, `row` counters further."""
         return super().__new__(cls, (int(stream_key(seed)) + row * int(_GOLDEN)) % (1 << 64))
 
 

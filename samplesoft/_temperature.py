@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from samplesoft._limits import ignore_overflow
 from samplesoft._validation import as_positive
 
-TAU_OF_UNIT_VECTORS = 10.0  # cosines, from -1 to 1, are too small as logits
-TAU_OF_OTHER_VECTORS = 1.0  # logits are inner products, and the model learns the norms
+TAU_OF_UNIT_VECTORS = 10.0  # cosines, from -1 to 1, would be too small as logits
+TAU_OF_OTHER_VECTORS = 1.0  # inner products are used as logits, and the model learns the norms
 
 _MIN_SQUARABLE = 1e-150  # float64 holds the squares of magnitudes from 1e-150 to 1e150
 
@@ -59,9 +59,9 @@ def times_tau(rows: NDArray[Any], tau: float) -> NDArray[Any]:
 
 
 def require_squarable(class_embeddings: NDArray[Any], tau: float) -> None:
-    """Raise ValueError if the squares of tau, or of tau times the vectors, leave float64's range.
+    """Raise ValueError if squares of tau, or of vectors times tau, leave the range of float64.
 
-    The largest magnitude in `class_embeddings`, times tau, is checked.
+    Of `class_embeddings`, only the largest magnitude is checked.
     """
     if not _MIN_SQUARABLE <= tau <= 1.0 / _MIN_SQUARABLE:
         raise ValueError(

@@ -14,21 +14,25 @@ from numpy.typing import ArrayLike, NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-LARGEST_COUNT = 10**15  # float64 still distinguishes such an m from m - 1
-# subclasses of integer types that are no numbers, and np.bool_
+LARGEST_COUNT = 10**15  # largest count allowed; float64 still distinguishes it from the next ones
+# types that are not numbers: subclasses of integer types, and np.bool_
 _NON_NUMBERS = (bool, np.bool_, np.timedelta64)
 _INTEGERS = (int, np.integer)
 # Texts with more characters than this are kept as objects. NumPy would pad all texts to the longest
 # one: with 4 bytes per character, one label of 20,000 characters among ten thousand short labels
 # would take 800 MB.
 LONGEST_PADDED = 256
-_ENTRIES_AT_A_TIME = 1 << 18  # entries that are checked for finite values at a time
-# Float32 proposals over many classes sum to 1 only to about this accuracy.
+_ENTRIES_AT_A_TIME = 1 << 18  # number of entries that `is_finite` checks at a time
+# Largest difference from 1 that is allowed for a sum of probabilities. Proposals in float32 over
+# many classes sum to 1 only to about this accuracy.
 SUM_TOLERANCE = 1e-4
 
 
 def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatArray:
-    """Return `value` as a finite, nonempty float64 array with a number of dimensions in `ndim`."""
+    """Return `value` as a finite, nonempty float64 array.
+
+    Raises ValueError unless its number of dimensions is in `ndim`.
+    """
     array = as_array(name, value)
 
     # bool, unsigned, int and float, but not complex numbers, text or dates
@@ -54,12 +58,12 @@ def as_real_array(name: str, value: ArrayLike, ndim: tuple[int, ...]) -> FloatAr
 def as_array(name: str, value: Any) -> NDArray[Any]:
     """Return `value` as an array of any dtype; raise ValueError for ragged lists.
 
-    Integers stay exact, also in lists of several integer types, and in object arrays, which some
+    Integers stay exact, even in lists of several integer types, and in object arrays, such as some
     dataframes return.
     """
     require_host_array(name, value)
     if isinstance(value, (list, tuple)) and _has_long_text(value):
-        # objects are not padded; callers that need numbers reject them as they reject other text
+        # texts are not padded in object arrays, which callers that need numbers reject like text
         value = np.array(value, dtype=object)
 
     try:
@@ -72,10 +76,10 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
 
 
 def _with_exact_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
-    """Return the integers in `value` as int64 or uint64, or `array` if `value` holds other types.
+    """Return the integers in `value` as int64 or uint64, or `array` if some are not integers.
 
     `array` is the array that NumPy makes of `value`. For a list of np.uint64 and int its dtype is
-    float64, which rounds large ids.
+    float64, which rounds large integers. Integers beyond uint64 also give `array`.
     """
     first_entry = value
     while isinstance(first_entry, (list, tuple)) and first_entry:
@@ -171,8 +175,8 @@ def as_ids(
 ) -> IntArray:
     """Return class indices as int64, with the shape (k,), or (batch, k) if `batch` is not None.
 
-    Each is in ``range(num_classes)``. With a batch, an array (k,) or (1, k) is repeated for each
-    context. `of` is the plural noun for the indexed objects in errors.
+    Raises ValueError unless each is in ``range(num_classes)``. If `batch` is not None, an array
+    (k,) or (1, k) is repeated for each context. `of` names the indexed objects in errors.
     """
     array = as_array(name, value)
     if array.size == 0 and array.ndim == 1:  # NumPy converts an empty list to float64
@@ -213,8 +217,7 @@ def as_labels(
 ) -> IntArray:
     """Return labels as int64 of shape `batch_shape`, each in ``range(num_classes)``.
 
-    A single label is repeated for the whole batch. `of` is the plural noun for the possible labels
-    in errors.
+    A single label is repeated for the whole batch. `of` names the possible labels in errors.
     """
     array = as_array(name, value)
     _require_integers(name, array, f"{of} are counted from 0")
@@ -233,7 +236,7 @@ def _require_integers(name: str, array: NDArray[Any], remedy: str) -> None:
 def _as_class_indices(
     name: str, array: NDArray[Any], num_classes: int, of: str = "classes"
 ) -> IntArray:
-    """Return an array of integers as int64; raise ValueError unless all are valid class indices."""
+    """Return class indices as int64; raise ValueError unless all are in ``range(num_classes)``."""
     if array.size and (array.min() < 0 or array.max() >= num_classes):
         bad = array[(array < 0) | (array >= num_classes)].flat[0]
         raise ValueError(
@@ -263,7 +266,7 @@ def require_host_array(name: str, value: Any) -> None:
 def require_finite(name: str, array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> None:
     """Raise ValueError if an entry is not finite; the error names the first such entry.
 
-    `dtype`, if not None, is the dtype to which the array was converted, for the error.
+    If `dtype` is not None, the error names it as the dtype to which the array was converted.
     """
     if not is_finite(array):
         index = np.argwhere(~np.isfinite(array))[0].tolist()
@@ -323,7 +326,7 @@ def as_probabilities(
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:
-    """Return `array`, or a writable copy in memory if it is read-only, such as a mapped file."""
+    """Return `array`, or a writable copy in memory if it is read-only, as a mapped file may be."""
     return array if array.flags.writeable else np.array(array)  # np.array copies a memmap to memory
 
 
@@ -346,7 +349,7 @@ def as_count(name: str, value: Any, minimum: int = 1) -> int:
     if type(value) is int and minimum <= value <= LARGEST_COUNT:  # the usual case, checked first
         return value
 
-    # True is an int in Python, but as a count it is almost always a mistake
+    # reject True and False: they are ints in Python, but as counts they are almost always mistakes
     if isinstance(value, _NON_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(
             f"`{name}` must be an integer, got {type(value).__name__} {short_repr(value)}."
@@ -405,8 +408,8 @@ def _as_float(name: str, value: Any, expected: str, is_valid: Callable[[float], 
 def short_repr(value: Any) -> str:
     """Return a value as text of at most 60 characters, for error messages.
 
-    Python raises an error instead of printing an integer of thousands of digits. For such an
-    integer, the text tells its number of bits.
+    For an integer of thousands of digits, for which Python raises an error, the text tells its
+    number of bits.
     """
     try:
         text = str(value) if isinstance(value, (int, float, np.number)) else repr(value)
@@ -448,9 +451,9 @@ def require_mapping(name: str, value: Any) -> None:
 
 
 def require_well_formed(name: str, matrix: Any) -> None:
-    """Raise ValueError if a scipy CSR matrix has invalid indices or decreasing offsets of rows.
+    """Raise ValueError if a scipy CSR matrix has invalid indices or decreasing row offsets.
 
-    scipy does not check them when a matrix is made.
+    SciPy does not check them when a matrix is made.
     """
     try:
         if (np.diff(matrix.indptr) < 0).any():  # scipy skips this check if the last offset is 0
@@ -536,8 +539,8 @@ def sum_repeated_entries(matrix: Any) -> Any:
 def scale_by_power_of_two(weights: FloatArray) -> FloatArray:
     """Return weights divided by a power of two, so that the largest magnitude is in [0.5, 1).
 
-    For weights of which only the ratios matter. The sum of the result cannot overflow, and dividing
-    by a power of two changes no digit.
+    Use it for weights of which only the ratios matter. The sum of the result cannot overflow, and
+    dividing by a power of two changes no digit.
     """
     scaled: FloatArray = np.ldexp(weights, -np.frexp(np.abs(weights).max())[1])
     return scaled

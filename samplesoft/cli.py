@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     r"""Run the command line and return its exit status.
 
     `argv` are the arguments, by default the arguments of the process. The status is 0 for success,
-    1 if a check failed or training diverged, 2 for bad usage or input, and 130 for
+    1 if a check failed or training diverged, 2 for bad usage or input, and 130 after a
     KeyboardInterrupt. Only `samplesoft.__main__` handles signals. Characters that the streams
     cannot encode are printed as Python escapes, such as ``\u6a21``.
     """

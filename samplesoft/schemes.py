@@ -16,9 +16,9 @@ from samplesoft._validation import as_choice, as_flag
 
 _BASES = ("none", "plain", "corrected")
 _HITS = ("absent", "masked", "counted", "kept")
-# For each `base`, the values of `hits` for which S estimates the partition function, so that there
-# is an exact bias. With other values, S counts the label twice or never, or divides the label's
-# mass by m but the weights of the draws by K.
+# For each `base` of a scheme, the values of `hits` for which S estimates the partition function, so
+# that there is an exact bias. With other values, S counts the label twice or never, or divides the
+# label's mass by the number of draws m, but the weights of the draws by their accepted number K.
 _HITS_WITH_EXACT_BIAS = {
     "none": ("kept",),
     "plain": ("absent", "masked", "counted"),
@@ -126,7 +126,7 @@ class Scheme:
 
     @cached_property  # cached, because every training step reads it
     def corrects_label(self) -> bool:
-        """Whether the label's logit is corrected like the logits of the draws."""
+        """Whether the log of the label's expected number of draws is subtracted from its logit."""
         return self.base == "corrected"
 
     @property
@@ -136,7 +136,7 @@ class Scheme:
 
     @cached_property  # cached, because every training step reads it
     def draws_label(self) -> bool:
-        """Whether a draw of the label has weight."""
+        """Whether draws of the label enter S like the other draws."""
         return self.hits == "kept"
 
     @property
@@ -165,7 +165,7 @@ class Scheme:
 
     @property
     def label_is_a_draw(self) -> bool:
-        """Whether the base mass ``e_t / (m q_t)`` acts as one more draw of the label."""
+        """Whether the base mass equals the weight of a draw of the label, as if it were drawn."""
         return self.corrects_label and self.draws_label
 
     @property
@@ -175,7 +175,7 @@ class Scheme:
 
     @property
     def allows_always_included(self) -> bool:
-        """Whether S may have always-included classes in addition to the label and the draws."""
+        """Whether S may also contain classes that are included always, like the label."""
         plain = self.base == "plain" and self.corrects_draws
         return plain and not (self.draws_label or self.independent or self.distinct)
 
@@ -286,8 +286,7 @@ def select(*names: str) -> dict[str, Scheme]:
 def exact_schemes(distinct: bool = False) -> tuple[str, ...]:
     """Return the names of the schemes in `SCHEMES` that have an exact bias.
 
-    If `distinct` is True, only schemes that draw without replacement are returned; otherwise only
-    schemes that do not.
+    If `distinct` is True, they are the schemes that draw without replacement, otherwise the others.
     """
     return tuple(
         name
@@ -306,9 +305,9 @@ def as_scheme(
 ) -> Scheme:
     """Return the scheme with the name `name`; raise ValueError unless it has an exact bias.
 
-    Without `require`, schemes without replacement are allowed only if `takes_distinct` is True.
-    ``require(scheme)`` raises ValueError for a scheme that the caller does not support; the error
-    for an unknown name lists only supported schemes.
+    If `require` is None, schemes that draw without replacement are allowed only if `takes_distinct`
+    is True. Otherwise ``require(scheme)`` raises ValueError for a scheme that the caller does not
+    support, and the error for an unknown name lists only supported schemes.
     """
     distinct = exact_schemes(distinct=True)
 
@@ -332,8 +331,8 @@ def _is_accepted(require: Callable[[Scheme], None], scheme: Scheme) -> bool:
     return True
 
 
-# Ratio of the probabilities of successive levels in the multilevel loss. Its variance is finite if
-# the ratio is above 1/4, and its expected cost is finite if the ratio is below 1/2.
+# Ratio of the probabilities of successive levels in the multilevel loss. The loss has a finite
+# variance if the ratio is above 1/4, and a finite expected cost if the ratio is below 1/2.
 DECAY = 2.0**-1.5
 
 

@@ -30,12 +30,12 @@ from samplesoft.samplers.base import Rows
 # Multiplications for the scores of a tile. OpenBLAS computes a product of this size on the calling
 # thread alone, so that the threads of the search do not wait for each other.
 _PRODUCTS_PER_TILE = 1 << 18
-_MAX_TILE_SHAPE = 64, 256  # contexts and classes whose vectors fit in the cache
+_MAX_TILE_SHAPE = 64, 256  # largest numbers of contexts and classes in a tile
 _CLASSES_PER_TASK = 8192  # number of classes in a task, which one thread searches
-_MIN_CLASS_CHUNKS = 16  # with fewer chunks of classes, tasks split the contexts too
-_CONTEXTS_PER_TASK = 128  # number of contexts in a task if tasks split them
-_MAX_CONTEXTS_IN_LOOP = 8  # with more contexts in a tile, BLAS is faster
-_CONTEXTS_AT_A_TIME = 1024  # contexts whose k best a thread keeps in memory
+_MIN_CLASS_CHUNKS = 16  # with fewer chunks of classes, the contexts are split into tasks too
+_CONTEXTS_PER_TASK = 128  # number of contexts in a task if the contexts are split
+_MAX_CONTEXTS_IN_LOOP = 8  # with up to this many contexts in a tile, a loop is faster than BLAS
+_CONTEXTS_AT_A_TIME = 1024  # number of contexts whose k best classes a thread keeps in memory
 
 
 def top_k_classes(
@@ -70,7 +70,7 @@ def top_k_classes(
     -------
     ids : ndarray of int64, shape (B, k)
         Classes of each context by decreasing score; among equal scores by increasing index. If
-        fewer than k classes are not excluded, the first excluded classes fill the row.
+        fewer than k classes remain after exclusion, the first excluded classes fill the row.
     scores : ndarray, shape (B, k)
         Scores in the type of the class vectors; -inf for excluded classes.
 
@@ -109,7 +109,7 @@ def top_k_classes(
             start = excluded.indptr[b]
             ids[b, size - num_missing[b] :] = excluded.indices[start : start + num_missing[b]]
 
-    # The search turns NaN into infinity, which is among the best, so checking the k best is enough.
+    # The search replaces NaN by infinity, which is among the k best scores: check only these.
     num_finite = np.isfinite(scores).sum(axis=1) == size - num_missing
     if not num_finite.all():
         row = int(np.argmin(num_finite))
@@ -189,9 +189,10 @@ def checked_k(k: Any, n: int) -> int:
 
 
 def checked_leave_out(leave_out: Any, shape: tuple[int, ...], name: str = "leave_out") -> Any:
-    """Return a sparse matrix of excluded classes as a canonical CSR matrix without stored zeros.
+    """Return the public argument `leave_out`, None or a sparse matrix, after checking it.
 
-    The matrix must have the shape `shape`, (B, n). None is returned unchanged.
+    The matrix becomes a canonical CSR matrix without stored zeros. Raises ValueError unless its
+    shape is `shape`, (B, n).
     """
     if leave_out is None:
         return None
@@ -206,7 +207,7 @@ def checked_leave_out(leave_out: Any, shape: tuple[int, ...], name: str = "leave
 def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     """Return the ids and the scores, both (B, k), of the k best classes, searched on threads.
 
-    An id is -1 if fewer than k classes remain.
+    If fewer than k classes remain after exclusion, a row ends with ids of -1.
     """
     batch = len(task.z)
     n = len(task.rows)
@@ -216,7 +217,7 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     splits_contexts = len(class_chunks) < _MIN_CLASS_CHUNKS
     context_chunks = chunks(batch, _CONTEXTS_PER_TASK if splits_contexts else batch)
 
-    # `next` of a list iterator is atomic
+    # the threads share this iterator, whose `next` is atomic
     remaining = iter([(c, b) for c in class_chunks for b in context_chunks])
 
     def search_tasks(_: int) -> tuple[int, Rows, IntArray]:
@@ -233,7 +234,7 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
         *thread_map(search_tasks, range(num_threads())), strict=True
     )
 
-    # report the smallest bad class, so that the error does not depend on timing
+    # report the smallest class with a bad vector, so that the error does not depend on timing
     if min(bad_by_thread) < n:
         _raise_for_bad_class_vector(task.rows, min(bad_by_thread), task.normalize)
 
@@ -292,14 +293,14 @@ def _update_top_k(
     best: Rows,
     ids: IntArray,
 ) -> int:
-    """Update the k best classes of a range of contexts with a range of classes, in place.
+    """Search a range of classes, and update the k best classes of a range of contexts, in place.
 
     The ranges are ``[first_class, end_class)`` and ``[first_context, end_context)``. `best` (B, k)
-    holds the k best scores so far, each row a heap with the worst score in column 0; an empty entry
-    is -inf. `ids` (B, k) holds the classes of these scores, and n for an empty entry. Among equal
-    scores the smaller index is better. NaN counts as infinity, so that the caller notices it.
-    Returns -1, or the first class whose vector is not finite or cannot be normalised, at which the
-    search stops.
+    holds the k best scores so far. Each row is a heap with the worst score in column 0; an empty
+    entry is -inf. `ids` (B, k) holds the classes of these scores, and n for an empty entry. Among
+    equal scores the smaller index is better. NaN counts as infinity, so that the caller notices it.
+    The search stops at the first class whose vector is not finite or cannot be normalised, and
+    returns this class; otherwise it returns -1.
     """
     width = task.tile_classes
     dim = task.rows.shape[1]

@@ -84,13 +84,13 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
     A step consists of `forward`, `backward` and `update`. Gradients of class vectors stay on the
     workers, which run their optimizers in `update`; `backward` returns only the ids of the rows.
 
-    **Draws.** For each context, shard s returns the mass :math:`M_s` of its proposal. Depending on
-    the sampler, this is the number of its classes, the sum of their weights, the sum over its
-    cells, or the mass at the root of its tree. A draw selects shard s with probability
-    :math:`M_s / \sum_r M_r`, and then class j with probability :math:`q_{j|s}`. The product of the
-    two probabilities is the exact proposal q, whatever the masses are. With one shard, draws,
-    losses and vectors equal the results of a `SoftmaxLayer` to the last bit. With several shards,
-    uniform and unigram draws have the same distribution as without shards.
+    **Draws.** For each context, shard s returns :math:`M_s`, the sum of the proposal weights of its
+    classes. Depending on the sampler, this is the number of its classes, the sum of their weights,
+    a sum over its clusters, or the value at the root of its tree. A draw selects shard s with
+    probability :math:`M_s / \sum_r M_r`, and then class j with probability :math:`q_{j|s}`. The
+    product of the two probabilities is the exact proposal q, whatever the sums are. With one shard,
+    draws, losses and vectors equal the results of a `SoftmaxLayer` to the last bit. With several
+    shards, uniform and unigram draws have the same distribution as without shards.
 
     **Partial steps.** If the optimizer of one shard rejects a step, other shards may have taken it.
     `update` then raises an error, and training must continue from a checkpoint.
@@ -145,7 +145,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
         n, d = all_rows.shape
         dtype = all_rows.dtype
 
-        # one seed for all shards, because masses are comparable only for equal random features
+        # one seed for all shards: with other random features, sums of weights are not comparable
         options["rng"] = rng if isinstance(rng, int) else int(stream_key(rng))
         inputs = SamplerInputs(counts=np.ones(1) if counts is None else counts, **options)
 
@@ -164,7 +164,8 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
 
         shards.bounds = np.linspace(0, n, shards.num + 1).astype(np.int64)
 
-        # the vectors, two copies while they are sent, the optimizer states, the sampler's copies
+        # arrays of a shard that are as large as its vectors: the vectors, two copies while they are
+        # sent, the states of the optimizer, and two copies of a sampler that follows the vectors
         copies = 3 + len(optimizer._state_names) + 2 * spec.follows_vectors
         size = int(np.diff(shards.bounds).max()) * d * dtype.itemsize
         shards.require_memory(f"shards of {n:,} classes", copies * size)

@@ -51,7 +51,7 @@ class ShardedOptimizer:
 
     @property
     def steps(self) -> int:
-        """Number of steps taken."""
+        """Number of steps that the optimizer has taken."""
         return self._layer.optimizer.steps
 
     def step(self, parameters: dict[str, Any], gradients: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class ShardedOptimizer:
         return state
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Restore a `state`, which may come from any number of shards or from none."""
+        """Restore the optimizer's `state`, saved with any number of shards or without shards."""
         layer = self._layer
         suffix = f"/{self._name}"
         sharded_names = {name for name in state if name.endswith(suffix)}
@@ -134,7 +134,7 @@ def shard(
     workers: Any,
     optimizer: Optimizer,
 ) -> ShardedOptimizer:
-    """Move the class vectors of a model, and their sampler, to workers.
+    """Move the class vectors of a model to workers, which make samplers for them.
 
     Parameters
     ----------

@@ -33,8 +33,9 @@ class ShardedRows(RemoteRows):
         self.shards = shards
         self.shape = shape
         self.dtype = dtype
-        self.contexts_on_shards: Rows | None = None  # contexts that the sampler has already sent
-        # the last batch that was scored, and the indices of labels and draws of each shard
+        # contexts that the sampler has already sent to the shards, or None
+        self.contexts_on_shards: Rows | None = None
+        # the last batch that was scored, and for each shard the indices of its labels and draws
         self._last_scored: tuple[Any, list[tuple[Any, Any]]] = None, []
 
     def shard_index(self, ids: IntArray) -> IntArray:
@@ -66,7 +67,7 @@ class ShardedRows(RemoteRows):
     def scores(self, batch: Batch, ids: IntArray) -> tuple[Rows, Rows]:
         """Return the scores of labels (P,) and of draws (B, m), computed by the shards.
 
-        `ids` are the classes drawn for each example, (B, m), or for all examples, (1, m).
+        `ids` are the drawn classes: (B, m) for each example, or (1, m) if the examples share them.
         """
         labels = batch.targets.labels
         example_ids = batch.targets.rows(np.arange(len(batch.z)))
@@ -100,10 +101,11 @@ class ShardedRows(RemoteRows):
         return label_scores, sampled_scores
 
     def gradients(self, batch: Batch, d_labels: Rows, d_sampled: Rows, weights: FloatArray) -> Rows:
-        """Return the gradient (B, d) with respect to the contexts times tau, for the last batch.
+        """Return the gradient (B, d) with respect to ``tau * h``, for contexts h of the last batch.
 
-        `d_labels` (P,) and `d_sampled` are derivatives with respect to the results of `scores`.
-        Shards keep the gradients with respect to their rows, for the next optimizer step.
+        `d_labels` (P,) and `d_sampled` (B, m) are derivatives with respect to the results of
+        `scores`, and `weights` (B,) are the weights of the examples. Shards keep the gradients with
+        respect to their rows, for the next optimizer step.
         """
         last_batch, positions = self._last_scored
         if batch is not last_batch:
@@ -120,7 +122,7 @@ class ShardedRows(RemoteRows):
     def exponentials(self, batch: Batch, excluded: LabelPositions) -> tuple[Rows, FloatArray]:
         """Return the max scores (B,) over the classes, and the sums (B,) of ``exp(score - max)``.
 
-        The labels of each example, given by `excluded`, are left out of both.
+        The labels of each example are left out of both; `excluded` says which classes they are.
         """
         arguments = [
             (batch.z, *excluded.in_block(slice(start, stop))[1:])
@@ -157,9 +159,10 @@ class ShardedRows(RemoteRows):
 
 
 class ShardedSampler(Sampler):
-    """Draw a shard in proportion to its mass, and then a class with the sampler of the shard.
+    """A sampler that draws a shard, and then a class with the sampler of the shard.
 
-    The proposal q of a class is the product of the two probabilities, and is exact.
+    A shard is drawn in proportion to the sum of the proposal weights of its classes. The proposal q
+    of a class is the product of the two probabilities, and is exact.
 
     Parameters
     ----------
@@ -201,7 +204,7 @@ class ShardedSampler(Sampler):
         u = uniform_block(np.uint64(mix64(key, np.uint64(num_shards))), len(h), m)
         shard_ids = (u[:, :, None] >= cdf[:, None, :-1]).sum(axis=2)
 
-        # one shard uses the unchanged key, so that an unsharded sampler draws the same classes
+        # a single shard uses `key` itself, so that it draws the classes of an unsharded sampler
         keys = [key]
         if num_shards > 1:
             keys = [np.uint64(mix64(key, np.uint64(s))) for s in range(num_shards)]
@@ -218,7 +221,8 @@ class ShardedSampler(Sampler):
     def _log_prob(self, h: Rows, ids: IntArray, exclude: IntArray) -> FloatArray:
         shard_log_probs = self._shard_log_probs(h, exclude)
         shard_ids = self._rows.shard_index(ids)
-        # a shard also gets the classes of other shards, as valid classes whose results are ignored
+        # Each shard gets all ids; a class of another shard is replaced by a valid class, whose
+        # result is ignored.
         arguments = [
             (np.clip(ids - start, 0, stop - start - 1),) for start, stop in self._shards.ranges
         ]

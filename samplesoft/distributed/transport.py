@@ -33,7 +33,7 @@ class Shards:
     bounds : ndarray of int64, shape (num + 1,)
         Shard s has the classes from ``bounds[s]`` to ``bounds[s + 1] - 1``.
     round_trips, bytes_sent, bytes_received : int
-        Number of calls of all shards so far, and the total size of the arrays in them.
+        Number of calls of all shards so far, and the total bytes of the arrays sent and received.
     recovery_hint : str
         Advice in the error for a lost worker.
     """
@@ -90,7 +90,7 @@ class Shards:
         return RuntimeError(f"{what}; {self.recovery_hint}.")
 
     def set_checkpoint_hint(self, folder: str) -> None:
-        """Set the checkpoint that the error for a lost worker advises to continue from."""
+        """Make the error for a lost worker advise to continue from the checkpoint in `folder`."""
         self.recovery_hint = f"continue from {folder!r}, with read_shards and any number of workers"
 
     def concatenated_array(self, name: str) -> NDArray[Any]:
@@ -123,7 +123,7 @@ class DaskShards(Shards):
         require_same_versions(client, "workers")
 
         self._client = client
-        # errors of a lost worker; the last two occur while its shard is made
+        # errors that a lost worker causes; the last two occur while its shard is made
         self._lost_worker_errors = (OSError, RuntimeError, CancelledError, distributed.KilledWorker)
 
         worker_info = client.scheduler_info(n_workers=-1)["workers"]

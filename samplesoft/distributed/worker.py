@@ -26,7 +26,7 @@ from samplesoft.samplers.static import UniformSampler, WeightedSampler
 from samplesoft.search import best_classes
 
 CLASS_VECTORS = "class_embeddings"  # name of the parameter that is sharded
-# samplers with a tree, whose root holds the mass of the shard
+# samplers with a tree, whose root holds the sum of the proposal weights of the shard
 _TREES = "rff", "rff:orthogonal", "rff:structured", "rff+softmax-leaf", "positive", "quadratic"
 SHARDED = "uniform", "unigram", "clusters", *_TREES
 
@@ -51,7 +51,7 @@ class Shard(SoftmaxLayer):
     optimizer : Optimizer
         The optimizer, which is copied.
     update_every : int
-        Number of updates between updates of the sampler.
+        Number of optimizer steps between updates of the sampler.
     threads : int or None
         Number of threads for kernels; None for all.
     """
@@ -112,10 +112,10 @@ class Shard(SoftmaxLayer):
         return self.sampler._log_total_weight(h, exclude)
 
     def draw(self, counts: IntArray, key: np.uint64) -> tuple[IntArray, FloatArray]:
-        """Return `counts` (R,) draws for the contexts, concatenated, and their log-probabilities.
+        """Return draws for R contexts, concatenated, and their log-probabilities.
 
-        The probabilities are conditional on this shard. The contexts are `h` of the last call of
-        `log_masses`.
+        Context r gets ``counts[r]`` draws. The probabilities are conditional on this shard. The
+        contexts are `h` of the last call of `log_masses`.
         """
         is_draw = np.arange(counts.max()) < counts[:, None]
         ids = np.zeros(is_draw.shape, np.int64)
@@ -123,7 +123,8 @@ class Shard(SoftmaxLayer):
 
         # All contexts of a group get the largest count of the group, and additional draws are
         # discarded. The groups are 1 draw, 2 draws, 3 to 4, 5 to 8, and so on. Each group has a
-        # separate random stream; the first group has the stream of an unsharded sampler.
+        # separate random stream; the first group has the stream with the key `key` itself, which an
+        # unsharded sampler uses.
         octaves = np.frexp(counts - 1)[1]
 
         for stream_index, octave in enumerate(np.unique(octaves[counts > 0])):
@@ -141,7 +142,7 @@ class Shard(SoftmaxLayer):
     def log_probs(self, ids: IntArray) -> FloatArray:
         """Return the log-probabilities (R, k) of classes `ids` (R, k), conditional on this shard.
 
-        The contexts are `h` of the last `log_masses`.
+        The contexts are `h` of the last call of `log_masses`.
         """
         return self.sampler._log_prob(self._contexts, ids, self._excluded)
 
@@ -172,7 +173,8 @@ class Shard(SoftmaxLayer):
         padded_ids = np.full(self._is_draw.shape, ids[0] if len(ids) else 0)
         padded_ids[self._is_draw] = ids
 
-        no_counts = np.zeros(padded_ids.shape)  # unused, because the layer has checked the draw
+        # `score_candidates` only validates log counts; the layer has validated those of the draw
+        no_counts = np.zeros(padded_ids.shape)
         scores = self._last_scores = score_candidates(
             self._last_batch, padded_ids, no_counts, self.loss.normalize
         )
@@ -229,8 +231,8 @@ class Shard(SoftmaxLayer):
     ) -> tuple[Rows, FloatArray]:
         """Return the max scores (B,) over the shard's classes, and sums of ``exp(score - max)``.
 
-        `z` (B, d) are contexts times tau. Example ``example_ids[k]`` has the label ``labels[k]``,
-        which is left out.
+        `z` (B, d) are contexts times tau. Example ``example_ids[k]`` has the label ``labels[k]``;
+        labels are left out of both results.
         """
         loss = FullSoftmaxLoss(normalize=self.loss.normalize, absolute=self.loss.absolute)
         targets = Targets(labels, example_ids)

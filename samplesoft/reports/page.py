@@ -15,7 +15,7 @@ from samplesoft import __version__
 
 
 def html_page(title: str, parts: Sequence[str]) -> str:
-    """Return an HTML page with a title and a body that consists of the HTML texts `parts`.
+    """Return an HTML page: the title as heading, and below it the HTML texts `parts`.
 
     A script in the page sorts a table when a column title is clicked. The page's content security
     policy forbids other scripts and all network requests.

@@ -107,7 +107,7 @@ class Column:
         return " ".join(text.split())
 
     def is_numeric(self, rows: Iterable[Any]) -> bool:
-        """Return whether all nonempty cells of this column are numbers, and not all are empty."""
+        """Return whether this column has nonempty cells in `rows`, all of which are numbers."""
         values = [value for row in rows if (value := self.value(row)) not in (None, "")]
         return bool(values) and not any(isinstance(value, str) for value in values)
 

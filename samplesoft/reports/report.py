@@ -42,7 +42,7 @@ class Report(ABC):
         return {name: getattr(self, name) for name in self._setting_names}
 
     def _details(self) -> list[Part]:
-        """Return additional parts, which `to_text` shows only if `details` is True."""
+        """Return further parts of the report, which `to_text` shows only if `details` is True."""
         return []
 
     def to_dict(self) -> dict[str, Any]:
