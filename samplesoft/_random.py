@@ -94,8 +94,9 @@ def seed_key(low: int, high: int) -> int:
 class OffsetSeed(int):
     """The seed of a chunk of a batch, which starts at row `row` of the batch.
 
-    Its `uniform_block` has the rows from `row` on of the block of the batch's seed. So a batch that is processed in chunks gets the same random values as without chunks. The int is
-    the key of the stream.
+    Its `uniform_block` has the rows from `row` on of the block of the batch's seed. So a batch that
+    is processed in chunks gets the same random values as without chunks. The int is the key of the
+    stream.
     """
 
     def __new__(cls, seed: int, row: int) -> OffsetSeed:
