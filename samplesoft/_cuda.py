@@ -80,7 +80,7 @@ def available_bytes() -> float:
     """Return the number of bytes available for new arrays on the device."""
     context = cuda.current_context()
     waiting = getattr(getattr(context, "memory_manager", None), "deallocations", None)
-    if waiting is not None:  # free the memory of deleted arrays, which Numba defers
+    if waiting is not None:  # free the memory of deleted arrays now, because Numba frees it later
         waiting.clear()
     return float(context.get_memory_info().free)
 
@@ -182,7 +182,7 @@ else:
     @device_function
     def warp_sum(value: Any) -> Any:
         """Return the sum of the lanes' values, the same on all lanes of a warp."""
-        # a butterfly: after log2(32) exchanges all lanes hold the same sum
+        # a butterfly exchange: after log2(32) = 5 rounds all lanes hold the sum of all values
         offset = WARP_SIZE // 2
         while offset > 0:
             value += cuda.shfl_xor_sync(_ALL_LANES_MASK, value, offset)

@@ -37,7 +37,8 @@ _SCHEDULER_ERROR = "--scheduler must be threads, processes or"
 _CONNECT_SECONDS = 10  # timeout of a connection to a Dask scheduler
 _TASKS_AHEAD_PER_WORKER = 4  # tasks per worker that are submitted before results are read
 _MIN_TASKS_AHEAD = 32  # smallest number of tasks that are submitted before results are read
-# With more deaths of workers than this between two results, give up, as Dask does.
+# Largest number of deaths of workers between two results after which the lost tasks are submitted
+# again. After more deaths `run_tasks` raises an error, as Dask does.
 _MAX_DEATHS_IN_A_ROW = 3
 _WORKSPACE_BYTES_PER_PICKLED_BYTE = 10  # bytes a task needs per byte of its pickled arguments
 _PACKAGES = ("numpy", "numba", "scipy", "dask", "distributed", "cloudpickle")

@@ -108,7 +108,7 @@ def move_into_place(draft: Path, path: str | Path) -> None:
 
     _drafts_in_progress.discard(draft.name)
 
-    if os.name == "posix":  # elsewhere a folder cannot be opened
+    if os.name == "posix":  # on other systems a folder cannot be opened
         # some file systems cannot flush a folder; the file is already in place
         with suppress(OSError):
             _sync_to_disk(Path(path).parent)
@@ -248,7 +248,7 @@ if sys.platform == "win32":
         kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
 
         handle = kernel.OpenProcess(_SYNCHRONIZE, False, process)
-        if not handle:  # if access is denied, the process exists
+        if not handle:  # the process may still exist, if access to it is denied
             return bool(ctypes.get_last_error() != _NO_SUCH_PROCESS)
         try:
             # an ended process still exists while any program has a handle of it
@@ -266,7 +266,7 @@ else:
             return False
         except PermissionError:
             return True
-        return process > 0  # id 0 means a process group
+        return process > 0  # `os.kill` takes id 0 as this process group, not as a process
 
 
 # JSON and names --------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def is_kernel(function: Any) -> bool:
 
 
 def _compile(function: Function, fastmath: bool | set[str], **extra_options: bool) -> Function:
-    """Return `function` as a kernel compiled with options of Numba, or uncompiled without Numba."""
+    """Return `function` as a kernel, compiled by Numba if Numba is available and not disabled."""
     if not COMPILES:
         return _uncompiled_kernel(function)
 
@@ -196,7 +196,7 @@ def num_threads() -> int:
         return 1
     try:
         numba.threading_layer()
-    except ValueError:  # layer not loaded, so the number was never set
+    except ValueError:  # the layer is not loaded, so `numba.set_num_threads` was never called
         return int(getattr(numba.config, "NUMBA_NUM_THREADS", 1))
     return int(numba.get_num_threads())
 
@@ -403,7 +403,7 @@ def barrier_wait(arrived: Any, workers: int, number: int) -> None:
 
 
 class _Task(Generic[Item, Result]):
-    """A call ``function(item)`` that several threads may try to run, and that runs only once."""
+    """A call ``function(item)`` that runs only once, on the first of the threads that try it."""
 
     def __init__(self, function: Callable[[Item], Result], item: Item) -> None:
         # The call runs in a copy of the caller's context variables, which include np.errstate.
@@ -415,7 +415,7 @@ class _Task(Generic[Item, Result]):
         """Run the call, unless a thread has already begun it."""
         if not self._begin_lock.acquire(blocking=False):
             return
-        # drop the reference to the arrays, because a queue may hold this object for longer
+        # drop the references to the arguments, because a queue may hold this object for longer
         run, function, item = self._call
         self._call = None
         try:
@@ -485,7 +485,8 @@ _thread_state = threading.local()
 _thread_numbers = count()
 _lockstep_lock = threading.Lock()
 _pool = _ThreadPool()
-# the longest time that a fork waits for a compilation in another thread
+# Longest time that a fork waits for a compilation in another thread. After this time the fork goes
+# on, and the child replaces the lock of the compiler.
 _MAX_COMPILATION_WAIT_SECONDS = 60.0
 
 

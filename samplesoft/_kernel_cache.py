@@ -51,7 +51,8 @@ if _TESTED_VERSIONS[0] <= numba.version_info.short <= _TESTED_VERSIONS[1]:
     Kernel = _compiler.Kernel
 
 _CHECKSUM_BYTES = 32  # length of the checksum at the end of each file
-_ABANDONED_SECONDS = 3600.0  # temporary files older than this are deleted: their writer was killed
+# age from which a temporary file is deleted, because the process that wrote it was killed
+_ABANDONED_SECONDS = 3600.0
 # The fingerprint of a function of these packages is its name, because Numba implements them itself.
 _PACKAGES_IDENTIFIED_BY_NAME = {*sys.stdlib_module_names, "llvmlite", "numba", "numpy", "scipy"}
 # settings of Numba on which machine code depends, in addition to the processor
@@ -121,7 +122,7 @@ class KernelCache(caching.FunctionCache):  # type: ignore[misc]
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Save the compilation result `data` for the signature `sig`, if possible."""
+        """Save the compilation result `data` for the signature `sig`; do nothing if this fails."""
         is_usable = self._enabled and self._numba_cache_implementation() is not None
         if not is_usable or not self._impl.check_cachable(data):
             return
@@ -174,7 +175,7 @@ def _serialise_linked_result(result: Any) -> dict[str, Any]:
     The types of variables and calls are removed from the result, which is changed in place.
     """
     name, _, bitcode = result.library.serialize_using_bitcode()
-    # Numba does the same, because the types of some functions cannot be pickled
+    # remove the types, as Numba does, because the types of some functions cannot be pickled
     result.fndesc.typemap = None
     result.fndesc.calltypes = None
 
@@ -222,10 +223,10 @@ class _CacheFiles(caching.IndexDataCacheFile):  # type: ignore[misc]
         The name of a cache file includes the line at which the function begins in its source file.
         A file for another line was written before the function moved, and is not used again.
         """
-        if "<locals>" in name:  # several nested functions may have this name
+        if "<locals>" in name:  # a nested function, whose name other functions may have too
             return
         match = re.fullmatch(r"(.+-)\d+(\.py\d+\w*)\.nbi", self._index_name)
-        if match is None:  # a function in a notebook cell
+        if match is None:  # a function of a notebook cell, whose files have other names
             return
 
         start, tag = map(re.escape, match.groups())
@@ -418,7 +419,7 @@ class _Fingerprint:
 
         names = sorted(_names_used_by(function.__code__))
         scopes = [function.__globals__]
-        for used_scope in scopes:  # grows in the loop
+        for used_scope in scopes:  # the body appends to `scopes`
             for name in names:
                 if name not in used_scope:  # the name of a builtin or of an attribute
                     continue
@@ -456,7 +457,7 @@ class _Fingerprint:
                 self.add([(name, member.value) for name, member in members.items()])
 
     def _add_pickled(self, thing: Any) -> None:
-        """Add the class and the pickle of an object; the pickle must be equal in all processes."""
+        """Add an object's class and its pickle, which must be equal in all processes."""
         self.add(type(thing))
         try:
             self._checksum.update(sha256(pickle.dumps(thing, 4)).digest())

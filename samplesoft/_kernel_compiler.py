@@ -35,7 +35,8 @@ parse_bitcode: Any = import_module("llvmlite.binding").parse_bitcode
 _PASS_MANAGER_ARGUMENTS = signature(codegen.CPUCodegen._function_pass_manager).parameters
 VERSION = 2  # cached code of other versions of this compiler is not loaded
 _WRAPPER_PREFIX = "_ZN7cpython"  # names of wrappers, which unpack Python arguments, begin with this
-# largest number of basic blocks at which a wrapper is optimised; with over five arrays it has more
+# Largest number of basic blocks at which a wrapper is optimised. A wrapper of a kernel with over
+# five array arguments has more blocks, and is not optimised.
 _MAX_OPTIMISED_WRAPPER_BLOCKS = 48
 _thread_state = threading.local()
 # for each temporary change of global state the id of its thread, and the function that undoes it
@@ -44,7 +45,10 @@ _undo_stack: list[tuple[int, Callable[[], None]]] = []
 
 @contextmanager
 def _undo_after_body_or_fork(undo: Callable[[], None]) -> Iterator[None]:
-    """Call `undo` after the body of ``with``, and in a child that another thread forks in it."""
+    """Call `undo` after the body of ``with``.
+
+    If another thread forks the process during the body, `undo` is called in the child at once.
+    """
     _undo_stack.append((threading.get_ident(), undo))
     try:
         yield
@@ -54,7 +58,7 @@ def _undo_after_body_or_fork(undo: Callable[[], None]) -> Iterator[None]:
 
 
 def _undo_changes_of_other_threads() -> None:
-    """In a forked child, undo the changes by threads of the parent that the child does not have."""
+    """In a forked child, undo changes of threads that exist only in the parent."""
     while _undo_stack and _undo_stack[-1][0] != threading.get_ident():
         _undo_stack.pop()[1]()
 
@@ -141,7 +145,7 @@ class LinkedCode(_KernelCode):
             super()._optimize_final_module()
             return
 
-        # only the first of Numba's two module passes
+        # run only the first of Numba's two module passes
         passes, builder = self._codegen._module_pass_manager(
             loop_vectorize=self._codegen._loopvect,
             slp_vectorize=False,
@@ -192,7 +196,7 @@ class _Flags(compiler.Flags):  # type: ignore[misc]
     def copy(self) -> _Flags:
         """Return the options that functions inherit when the compiled function calls them."""
         copy = _Flags(self)
-        copy.discard("no_compile")  # otherwise Numba would compile its own functions again
+        copy.discard("no_compile")  # with it, Numba would compile functions of its own again
         copy.discard("no_cpython_wrapper")
         return copy
 

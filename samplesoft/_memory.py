@@ -18,11 +18,11 @@ class _ControlGroupFiles(NamedTuple):
     """
 
     file_system: str  # type of the file system, as in /proc/self/mountinfo
-    limit: str  # file name
-    usage: str  # file name
+    limit: str  # name of the file with the memory limit
+    usage: str  # name of the file with the memory in use
     # name of the entry of memory.stat for the cache, which the system frees if memory runs short
     cache: str
-    default_mount: str  # mount point if /proc does not name one
+    default_mount: str  # folder where the files are if /proc names no mount point
 
 
 _CONTROL_GROUP_VERSIONS = (

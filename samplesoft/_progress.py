@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-_FIRST_LINE_SECONDS = 1.0  # pause before the first line
-_PAUSE_SECONDS = 2.0  # pause after each of the first `_NUM_STEADY_LINES` lines
-_NUM_STEADY_LINES = 60  # after these lines, each pause is twice the previous one
-_MAX_PAUSE_SECONDS = 60.0  # longest pause
+_FIRST_LINE_SECONDS = 1.0  # pause before the first line of progress
+_PAUSE_SECONDS = 2.0  # pause between two of the first `_NUM_STEADY_LINES` lines
+_NUM_STEADY_LINES = 60  # after this number of lines, each pause is twice the previous one
+_MAX_PAUSE_SECONDS = 60.0  # longest pause between two lines
 
 
 def progress_bar(show: bool, *, each: bool = False, **options: Any) -> Any:
@@ -177,7 +177,7 @@ class _ProgressLines:
         return f"{self._desc}: {', '.join(filter(None, parts))}"
 
     def _write_lines(self) -> None:
-        """Write a line after each pause, until the object is closed."""
+        """Write a line of progress after each pause, until the ``with`` statement ends."""
         pause = _FIRST_LINE_SECONDS
         num_written = 0
         while not self._closed.wait(pause):

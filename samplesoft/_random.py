@@ -22,7 +22,7 @@ _S30 = np.uint64(30)
 _S31 = np.uint64(31)
 
 
-# SplitMix64 of Steele, Lea and Flood (2014) maps a counter to 64 mixed bits.
+# SplitMix64 of Steele, Lea and Flood (2014): multiply a counter, and mix the bits of the product.
 @njit
 def mix64(key: np.uint64, counter: np.uint64) -> np.uint64:
     """Return the `counter`-th 64-bit word of the SplitMix64 stream that starts at `key`."""

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-LARGEST_COUNT = 10**15  # largest count allowed; float64 still distinguishes it from the next ones
+LARGEST_COUNT = 10**15  # larger counts are rejected; float64 is exact for all counts up to this
 # types that are not numbers: subclasses of integer types, and np.bool_
 _NON_NUMBERS = (bool, np.bool_, np.timedelta64)
 _INTEGERS = (int, np.integer)
@@ -127,7 +127,7 @@ def _has_long_text(values: Sequence[Any]) -> bool:
 
 def native_byte_order(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array in native byte order, copied only if necessary."""
-    # kernels do not accept the other byte order, and its dtypes are not equal to np.float32
+    # kernels reject arrays in another byte order, whose dtypes also differ from np.float32
     if array.dtype.isnative:
         return array
     return array.astype(array.dtype.newbyteorder("="))

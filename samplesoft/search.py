@@ -102,7 +102,8 @@ def top_k_classes(
         z, rows, size, normalize=normalize, absolute=absolute, offsets=offsets, leave_out=excluded
     )
 
-    num_missing = np.zeros(len(z), np.int64)  # entries of a row to fill with excluded classes
+    # for each context the number of entries to fill with excluded classes
+    num_missing = np.zeros(len(z), np.int64)
     if excluded is not None:
         num_missing = np.maximum(np.diff(excluded.indptr) - (n - size), 0)
         for b in np.flatnonzero(num_missing):  # replace -1 by the first excluded classes
@@ -223,7 +224,7 @@ def _search_in_threads(task: _SearchTask, k: int) -> tuple[IntArray, Rows]:
     def search_tasks(_: int) -> tuple[int, Rows, IntArray]:
         best = np.full((batch, k), -np.inf, task.z.dtype)
         ids = np.full((batch, k), n)
-        # a thread always takes the next task, so it sees the classes in order
+        # tasks are taken in order, so a thread sees the classes by increasing index
         for c, b in remaining:
             first_bad_class = _update_top_k(task, c.start, c.stop, b.start, b.stop, best, ids)
             if first_bad_class >= 0:
@@ -404,7 +405,7 @@ def _write_scores_of_few_contexts(contexts: Rows, rows: Rows, scores: Rows) -> N
 @njit_sum
 def _is_finite(row: Rows) -> bool:
     """Return whether all entries of `row` (k,) are finite."""
-    total = row[0] - row[0]  # 0 if finite, else NaN: one sum without a branch
+    total = row[0] - row[0]  # x - x is 0 if x is finite, otherwise NaN, and so is the sum
     for i in range(1, len(row)):
         total += row[i] - row[i]
     return bool(total == 0.0)

@@ -28,9 +28,10 @@ from samplesoft._validation import (
 )
 from samplesoft._validation import writable as writable
 
-_CHUNK_VALUES = 1 << 18  # values that a thread processes in one task
-_TASK_FEATURES = 1 << 20  # features that a thread computes in one task; it takes 0.2 ms or more
-# largest size of gradients at which one thread takes a step; more would cost more than they save
+_CHUNK_VALUES = 1 << 18  # number of values that a thread processes in one task
+_TASK_FEATURES = 1 << 20  # number of features that a thread computes in one task, in 0.2 ms or more
+# Largest number of gradient entries for which a step runs on one thread. For a step of this size,
+# starting threads costs more than it saves.
 _MIN_THREADED_VALUES = 1 << 18
 
 float_rows = as_float_rows

@@ -35,7 +35,7 @@ def unit_rows(
     arrays.run_over_rows(kernels.divide_by_norms, rows, norms)
 
     host_norms = to_host(norms)
-    is_finite = np.isfinite(host_norms)  # the kernel did not divide other rows
+    is_finite = np.isfinite(host_norms)  # where False, the kernel did not divide the row
     if not is_finite.all():
         worst = int(np.argmin(is_finite))
         row = worst if ids is None else int(to_host(ids)[worst])

@@ -139,7 +139,7 @@ class ShardedSoftmaxLayer(SoftmaxLayer):
 
         spec = SAMPLERS[as_choice("sampler", sampler, SHARDED)]
         all_rows = class_embeddings
-        is_stored = hasattr(class_embeddings, "part")  # the result of `read_shards`
+        is_stored = hasattr(class_embeddings, "part")  # whether it is a result of `read_shards`
         if not is_stored:
             all_rows = cpu.shaped_rows(CLASS_VECTORS, class_embeddings)
         n, d = all_rows.shape

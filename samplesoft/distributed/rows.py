@@ -132,7 +132,8 @@ class ShardedRows(RemoteRows):
         shard_max, shard_sums = map(np.stack, zip(*answers, strict=True))
 
         max_scores = shard_max.max(axis=0)
-        shift = np.where(max_scores == -np.inf, 0.0, max_scores)  # -inf if all classes are excluded
+        # the max score is -inf if all classes are excluded
+        shift = np.where(max_scores == -np.inf, 0.0, max_scores)
         return max_scores, (shard_sums * np.exp(shard_max.astype(np.float64) - shift)).sum(axis=0)
 
     def best(
@@ -181,8 +182,8 @@ class ShardedSampler(Sampler):
     def _shard_log_probs(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the log-probabilities (R, S) of S shards for contexts `h` (R, d).
 
-        `exclude` (R,) is the class that is not drawn for each context, or `NO_CLASS`. The shards
-        keep the contexts for later calls.
+        `exclude` (R,) is for each context a class that is not drawn, or `NO_CLASS`. The shards keep
+        the contexts for later calls.
         """
         contexts = h if self.dim is not None else h[:, :0]
         excluded_by_shard = [
@@ -200,7 +201,7 @@ class ShardedSampler(Sampler):
         shard_log_probs = self._shard_log_probs(h, exclude)
         num_shards = self._shards.num
         cdf = np.cumsum(np.exp(shard_log_probs), axis=1)
-        cdf /= cdf[:, -1:]  # makes the last value exactly 1, above all uniform values
+        cdf /= cdf[:, -1:]  # the last value becomes exactly 1, and all uniform values are below it
         u = uniform_block(np.uint64(mix64(key, np.uint64(num_shards))), len(h), m)
         shard_ids = (u[:, :, None] >= cdf[:, None, :-1]).sum(axis=2)
 

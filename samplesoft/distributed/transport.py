@@ -17,7 +17,7 @@ from samplesoft._validation import IntArray, require_instance
 from samplesoft.distributed.worker import Shard
 from samplesoft.samplers.base import Rows
 
-_TIMEOUT_SECONDS = 2.0  # time without an answer after which to check the worker
+_TIMEOUT_SECONDS = 2.0  # time without an answer after which the cluster is asked for the worker
 
 
 class Shards:

@@ -102,7 +102,7 @@ class Shard(SoftmaxLayer):
     def log_masses(self, h: Rows, exclude: IntArray) -> FloatArray:
         """Return the logs (R,) of the sums of proposal weights over the classes of this shard.
 
-        `h` (R, d) are contexts. `exclude` (R,) is the class to exclude for each context, or -1.
+        `h` (R, d) are contexts, and `exclude` (R,) is for each context a class to leave out, or -1.
         Both arrays are kept for later calls of `draw`, `log_probs` and `scores`.
         """
         if self.sampler.dim is not None:
@@ -169,7 +169,7 @@ class Shard(SoftmaxLayer):
         )
 
         self._is_draw = np.arange(counts.max()) < counts[:, None]
-        # pad the rows of draws with any valid class
+        # rows of draws have different lengths: pad them with any valid class
         padded_ids = np.full(self._is_draw.shape, ids[0] if len(ids) else 0)
         padded_ids[self._is_draw] = ids
 

@@ -53,8 +53,8 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
     while num_light > 0:
         num_light -= 1
         light_column = stack[num_light]
-        # By rounding, there may be no heavy column left. Then the heaviest class is the alias,
-        # because a light column must keep its threshold, or a class of weight 0 might be drawn.
+        # Rounding may leave a light column without a heavy one. Then the heaviest class is the alias;
+        # the light column keeps its threshold, because otherwise a class of weight 0 could be drawn.
         heavy_column = stack[heavy_start] if heavy_start < n else heaviest
         thresholds[light_column] = np.uint64(scaled[light_column] * _TWO_64)
         alias[light_column] = heavy_column
@@ -73,8 +73,8 @@ def alias_draw(word: np.uint64, thresholds: np.ndarray, alias: np.ndarray) -> np
     """Return the class that a uniform 64-bit `word` draws from the table of `build_alias`."""
     n = np.uint64(len(thresholds))
 
-    # One word selects both the column and the word within the column, without division or floats:
-    # they are the upper and the lower 64 bits of the 128-bit product word * n.
+    # One word gives both the column and the word to compare with its threshold, without division or
+    # floats: they are the upper and the lower 64 bits of the 128-bit product word * n.
     column = ((word >> _SHIFT_32) * n + (((word & _LOW_32_BITS) * n) >> _SHIFT_32)) >> _SHIFT_32
     other = np.int64(alias[column])
     return np.int64(column) if word * n < thresholds[column] else other

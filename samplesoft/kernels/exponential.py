@@ -20,16 +20,16 @@ Real = NDArray[Any]  # float32 or float64
 
 # constants of float64; log(2) is the sum of a high and a low part
 _LOG2_E = 1.4426950408889634
-_LN2_HIGH = 0.693147180369123816490  # with trailing zero bits, so that integer multiples are exact
+_LN2_HIGH = 0.693147180369123816490  # ends with zero bits, so that integer multiples are exact
 _LN2_LOW = 1.90821492927058770002e-10
 _MIN_EXPONENT = -745.0  # its exponential is the smallest positive float64
 _MAX_EXPONENT = 709.0  # largest integer with a finite exponential
 
 # constants of float32
 _LOG2_E_32 = np.float32(1.44269504)
-_LN2_HIGH_32 = np.float32(0.693359375)  # with trailing zero bits, as in float64
+_LN2_HIGH_32 = np.float32(0.693359375)  # ends with zero bits, for the same reason as in float64
 _LN2_LOW_32 = np.float32(-2.12194440e-4)
-_MIN_EXPONENT_32 = np.float32(-87.0)  # below it exp is 0, not a slow denormal number
+_MIN_EXPONENT_32 = np.float32(-87.0)  # for x below it, exp32 is 0: denormal numbers are slow
 _ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
 _ONE = np.float32(1.0)
@@ -45,7 +45,8 @@ _MIN_SERIES_Z = -0.25  # for z above this, `log_of_one_plus` sums a series of lo
 _EXP_SERIES = tuple(1.0 / math.factorial(i) for i in range(13, 1, -1))
 _EXP_SERIES_32 = tuple(np.float32(1.0 / math.factorial(i)) for i in range(7, 1, -1))
 _THIRD_ORDER_SERIES = tuple(1.0 / math.factorial(i) for i in range(21, 2, -1))
-ARTANH = tuple(1.0 / i for i in range(31, 2, -2))  # of (artanh(z) - z) / z**3, in powers of z**2
+# coefficients of (artanh(z) - z) / z**3, in powers of z**2
+ARTANH = tuple(1.0 / i for i in range(31, 2, -2))
 
 
 @njit

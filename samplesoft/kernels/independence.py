@@ -52,7 +52,7 @@ def make_chain(log_p: FloatArray, log_q: FloatArray) -> MetropolisChain:
     q_above = np.append(np.cumsum(q[::-1])[-2::-1], 0.0)
 
     _write_chain_columns(log_p[order], log_q[order], np.cumsum(q), q_above, columns)
-    columns[0] = np.maximum.accumulate(columns[0])  # nearly equal values may decrease by rounding
+    columns[0] = np.maximum.accumulate(columns[0])  # rounding may make nearly equal values decrease
     return MetropolisChain(order, *columns)
 
 

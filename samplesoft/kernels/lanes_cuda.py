@@ -62,7 +62,7 @@ def compile_for_device(function: Callable[..., Any]) -> Any:
 
 def _is_samplesoft_cpu_function(value: Any) -> bool:
     """Return whether `value` is a kernel for the CPU, compiled or not."""
-    if isinstance(value, FunctionType):  # with NUMBA_DISABLE_JIT=1
+    if isinstance(value, FunctionType):  # an uncompiled kernel, with NUMBA_DISABLE_JIT=1
         return value.__module__.startswith("samplesoft.") and "cuda" not in value.__module__
     return isinstance(value, CPUDispatcher)
 
@@ -124,7 +124,7 @@ def num_lanes() -> int:
 @device_function
 def warp_dot(x: Any, y: Any) -> float:
     """Return the inner product of two vectors (d,), summed over the lanes in the dtype of `x`."""
-    # in this dtype, so that float32 vectors need no slow float64 arithmetic
+    # sum in the dtype of `x`, because float64 arithmetic would be slow for float32 vectors
     total = x.dtype.type(0)
     for f in range(lane(), x.shape[0], WARP_SIZE):
         total += x[f] * y[f]
@@ -149,7 +149,7 @@ def warp_products(
     This replaces `products.products`, and ignores the second query c. Entry k of ``out[row]`` is
     written by the lane ``k % WARP_SIZE``, which also reads it later.
     """
-    # neighbouring lanes read neighbouring entries of a row, which is fast
+    # in `warp_dot`, neighbouring lanes read neighbouring entries of a row, which is fast
     for i in range(start, stop):
         product = warp_dot(matrix[i], queries[b])
         if (i - start) % WARP_SIZE == lane():

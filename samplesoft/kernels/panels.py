@@ -37,10 +37,10 @@ def place(
 
     for j in range(len(t)):
         index = np.floor(t[j] / width) - first_panel
-        # not min and max, which branch to check for NaN
+        # conditional expressions, because `min` and `max` branch to check for NaN
         index = 0.0 if index < 0.0 else index
         index = num_panels - 1.0 if index > num_panels - 1.0 else index
-        panel[j] = np.int32(index)  # int64 would not be vectorised
+        panel[j] = np.int32(index)  # LLVM would not vectorise a conversion to int64
 
         position = 2.0 * (t[j] / width - (first_panel + index)) - 1.0
         position = -1.0 if position < -1.0 else position

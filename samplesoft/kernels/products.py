@@ -25,10 +25,11 @@ if COMPILES:
 
 Real = NDArray[Any]  # float32 or float64
 _EIGHT = 8
-# OpenBLAS uses one thread for a matrix product of at most this many multiplications, on a CPU with
-# AVX-512. On other CPUs the limit is a quarter of this.
+# Largest number of multiplications in a matrix product for which OpenBLAS uses one thread, on a CPU
+# with AVX-512. On other CPUs the limit is a quarter of this.
 MAX_SINGLE_THREADED_WORK = 1_000_000
-_MIN_THREADED_WORK = 1 << 25  # multiplications from which BLAS threads save more than they cost
+# smallest number of multiplications for which BLAS threads save more time than they cost
+_MIN_THREADED_WORK = 1 << 25
 
 
 def product(a: Real, b: Real, out: Any = None) -> Any:
@@ -43,7 +44,7 @@ def product(a: Real, b: Real, out: Any = None) -> Any:
 
     if work >= _MIN_THREADED_WORK:
         return np.matmul(a, b, out=out)
-    if b.flags.f_contiguous:  # for a transposed matrix, BLAS starts threads at smaller products
+    if b.flags.f_contiguous:  # a transposed matrix, for which BLAS uses threads at smaller sizes
         b = np.ascontiguousarray(b)
 
     if work <= MAX_SINGLE_THREADED_WORK:
@@ -87,7 +88,7 @@ def products(
         else:
             _products_with_two_queries(matrix, i, stop, queries, b, c, out, row, i - start)
 
-    # the remaining features, fewer than eight
+    # add the products of the last features, fewer than eight
     for f in range(whole, matrix.shape[1]):
         for i in range(start, stop):
             out[row, i - start] += matrix[i, f] * queries[b, f]

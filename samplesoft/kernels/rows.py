@@ -148,7 +148,7 @@ def largest_in_rows(rows: Real, largest: Real) -> None:
         largest[i] = max_of_lanes(max_abs)
 
 
-_PREFETCH_ROWS = 4  # a row is prefetched when the row this many before it is used
+_PREFETCH_ROWS = 4  # while row k of a sum is added, row k + _PREFETCH_ROWS is prefetched
 
 
 # A loop instead of `into[:] = row`, because Numba takes two seconds to compile the error for
@@ -191,7 +191,7 @@ def weighted_rows(
 
 
 _CACHE_LINE_BYTES = 64
-CACHE = 1 << 23  # largest size in bytes of an array that stays in the cache, without a prefetch
+CACHE = 1 << 23  # bytes of the largest array that stays in the cache, so that it needs no prefetch
 
 
 def _prefetch_signature_and_code(typing: Any, array: Any, row: Any, column: Any) -> Any:

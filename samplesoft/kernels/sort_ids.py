@@ -12,7 +12,8 @@ from samplesoft._validation import IntArray
 
 _DIGIT_BITS = 9  # bits of a digit in the radix sort
 _DIGIT_VALUES = 1 << _DIGIT_BITS
-# With more classes per id than this, sorting the ids is faster than counting all classes.
+# Largest number of classes per id at which ids are grouped by counting over all classes. With more
+# classes, sorting the ids is faster.
 _MAX_CLASSES_PER_ID = 16
 
 

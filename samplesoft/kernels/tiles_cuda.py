@@ -15,14 +15,15 @@ from samplesoft.kernels.lanes_cuda import compile_for_device
 _WriteEntry = Callable[..., None]  # such as `feature_maps.fourier.write_cos_sin`
 # A block of threads computes a tile of the product, from slices of both factors in shared memory.
 # Tiles in the simulator are small, because its threads are slow.
-_SIDE = 2 if SIMULATED else 16  # a block has `_SIDE` x `_SIDE` threads; a power of 2
-_ROWS_EACH = 2 if SIMULATED else 4  # rows of the tile that a thread computes
-_COLUMNS_EACH = 2 if SIMULATED else 8  # columns of the tile that a thread computes
-_ROWS = _SIDE * _ROWS_EACH  # rows of a tile
-_COLUMNS = _SIDE * _COLUMNS_EACH  # columns of a tile
+_SIDE = 2 if SIMULATED else 16  # a power of 2; a block has `_SIDE` x `_SIDE` threads
+# a thread computes `_ROWS_EACH` x `_COLUMNS_EACH` entries of a tile
+_ROWS_EACH = 2 if SIMULATED else 4
+_COLUMNS_EACH = 2 if SIMULATED else 8
+_ROWS = _SIDE * _ROWS_EACH  # number of rows of a tile
+_COLUMNS = _SIDE * _COLUMNS_EACH  # number of columns of a tile
 _DEPTH = 2 if SIMULATED else 16  # inner dimension of the slices in shared memory
-# length of a row of `left` in shared memory; one more than `_ROWS`, so that lanes that write to a
-# column of `left` use different memory banks
+# Number of columns of `left`, an array in shared memory. It is one more than `_ROWS`, so that lanes
+# that write to the same column use different memory banks.
 _PADDED = _ROWS + 1
 _THREADS = _SIDE * _SIDE  # threads of a block
 
@@ -77,7 +78,7 @@ def _multiply_kernel(function: _WriteEntry) -> Any:
                 k = entry // _COLUMNS
                 is_inside = j < num_columns and start + k < depth
                 right[k, thread % _COLUMNS] = y[start + k, j] if is_inside else zero
-            cuda.syncthreads()  # both tiles are loaded
+            cuda.syncthreads()  # wait until both slices are loaded
 
             for k in range(_DEPTH):
                 for r in range(_ROWS_EACH):

@@ -89,7 +89,7 @@ class Settings:
 class Column:
     """A column of a table, defined by functions of a row, which may be any object."""
 
-    title: str  # one or two lines
+    title: str  # title of the column, of one or two lines
     # returns the number or text of a row, or None for an empty cell
     value: Callable[[Any], Any]
     # a format specification for the value, or a function that returns the formatted text of a row
@@ -129,7 +129,7 @@ class Table:
 
     rows: Sequence[Any]
     columns: Sequence[Column]
-    caption: str  # shown only in HTML
+    caption: str  # title of the table, shown only in HTML
 
     def text(self) -> str:
         """Return the table as plain text: numbers are aligned right, and other cells left."""
