@@ -35,7 +35,7 @@ def kernel(function: Callable[..., None]) -> Any:
 
 
 def launch_warps(function: Any, num_warps: int, *arguments: Any) -> None:
-    """Launch a kernel on at least `num_warps` warps, each with another `warp_index`."""
+    """Launch a kernel on at least `num_warps` warps, each with a different `warp_index`."""
     if num_warps:
         # the driver accepts only Python integers, and values read from arrays are NumPy integers
         blocks = -(-int(num_warps) // WARPS_PER_BLOCK)
@@ -43,7 +43,7 @@ def launch_warps(function: Any, num_warps: int, *arguments: Any) -> None:
 
 
 def launch_threads(function: Any, num_threads: int, *arguments: Any) -> None:
-    """Launch a kernel on at least `num_threads` threads, each with another `thread_index`."""
+    """Launch a kernel on at least `num_threads` threads, each with a different `thread_index`."""
     if num_threads:
         blocks = -(-int(num_threads) // THREADS_PER_BLOCK)
         function[blocks, THREADS_PER_BLOCK](*arguments)

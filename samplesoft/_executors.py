@@ -154,7 +154,7 @@ def _has_no_manager_thread(executor: Executor) -> bool:
 
 
 def _has_dead_worker(future: Future[Any] | None) -> bool:
-    """Return whether a task has failed because a worker of its pool died."""
+    """Return whether the task of a future has failed because a worker of its pool died."""
     return future is not None and future.done() and isinstance(future.exception(), BrokenExecutor)
 
 

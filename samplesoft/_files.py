@@ -293,7 +293,7 @@ def _reject_constant(constant: str) -> None:
 
 
 def with_prefixes(mappings: Mapping[str, Mapping[str, _T]], separator: str = ".") -> dict[str, _T]:
-    """Return the items of several mappings in one dict, each key after the name of its mapping.
+    """Return the items of several mappings in one dict, with the mapping's name before each key.
 
     >>> with_prefixes({"lstm": {"w": 1}, "softmax": {"w": 2}})
     {'lstm.w': 1, 'softmax.w': 2}

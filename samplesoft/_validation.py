@@ -537,7 +537,7 @@ def sum_repeated_entries(matrix: Any) -> Any:
 
 
 def scale_by_power_of_two(weights: FloatArray) -> FloatArray:
-    """Return weights divided by a power of two, so that the largest magnitude is in [0.5, 1).
+    """Return weights, divided by the power of two for which the largest magnitude is in [0.5, 1).
 
     Use it for weights of which only the ratios matter. The sum of the result cannot overflow, and
     dividing by a power of two changes no digit.

@@ -121,7 +121,7 @@ class Scheme:
 
     @property
     def label_in_sum(self) -> bool:
-        """Whether S contains a base mass for the label, whether or not the label is drawn."""
+        """Whether S contains a mass for the label even if the label is not drawn."""
         return self.base != "none"
 
     @cached_property  # cached, because every training step reads it

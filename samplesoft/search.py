@@ -469,5 +469,5 @@ def _replace_worst_in_heap(best: Rows, ids: IntArray, score: float, class_id: in
 
 @njit
 def _is_worse(score: float, class_id: int, other_score: float, other_id: int) -> bool:
-    """Return whether a class has a smaller score than another, or the same and a larger id."""
+    """Return whether a class has a smaller score than another, or an equal score and larger id."""
     return score < other_score or (score == other_score and class_id > other_id)

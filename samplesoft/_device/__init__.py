@@ -18,7 +18,7 @@ simulator.
 Read in this order:
 
 - `select`: checks of `device` arguments, the device of an array, and copies from a GPU.
-- `Backend` and `backend`, in this file: the operations of a device, and the module with them.
+- `Backend` and `backend`, in this file: the operations of a device, and the module that has them.
 - `cpu`, `cuda`: the two backends, modules with the same functions.
 - `rows`: operations on rows, written once for all devices.
 

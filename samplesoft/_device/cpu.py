@@ -162,9 +162,10 @@ def step_rows(
     states: tuple[NDArray[Any], ...],
     hyper_parameters: tuple[Any, ...],
 ) -> None:
-    """Update rows `ids` (k,) of a table (n, d) and its states in place, by an optimizer's kernel.
+    """Take an optimizer step on the rows `ids` (k,) of a table (n, d), in place.
 
-    `gradients` has the shape (k, d), and `states` are arrays (n, d) of the optimizer.
+    `rows_kernel` is the optimizer's kernel, `gradients` (k, d) are the gradients of the rows, and
+    `states` are the optimizer's arrays (n, d), of which the same rows are updated.
     """
     if gradients.size <= _MIN_THREADED_VALUES:  # the common case
         rows_kernel(ids, gradients, table, states, hyper_parameters)

@@ -203,11 +203,11 @@ class Shard(SoftmaxLayer):
         return gradients.dh
 
     def step(self, learning_rate: float, steps: int) -> bool:
-        """Take an optimizer step with the gradient of the last `gradients`; update the sampler.
+        """Take an optimizer step with the gradient of the last call of `gradients`.
 
-        `steps` is the number of steps of the layer. If this shard has taken another number, as
-        after a restart of the worker, the result is False and no step is taken. Otherwise the
-        result is True.
+        The sampler is updated too, every `update_every` steps. `steps` is the number of steps that
+        the layer has taken. If this shard has taken a different number, for example because its
+        worker was restarted, the result is False and no step is taken. Otherwise it is True.
         """
         if self._optimizer.steps != steps:
             return False

@@ -53,8 +53,9 @@ def build_alias(q: FloatArray) -> tuple[np.ndarray, np.ndarray]:
     while num_light > 0:
         num_light -= 1
         light_column = stack[num_light]
-        # Rounding may leave a light column without a heavy one. Then the heaviest class is the alias;
-        # the light column keeps its threshold, because otherwise a class of weight 0 could be drawn.
+        # Rounding may leave a light column when there is no heavy one. Its alias is then the class
+        # of the largest weight. It keeps its threshold, because otherwise a class of weight 0 could
+        # be drawn.
         heavy_column = stack[heavy_start] if heavy_start < n else heaviest
         thresholds[light_column] = np.uint64(scaled[light_column] * _TWO_64)
         alias[light_column] = heavy_column

@@ -28,7 +28,10 @@ def worker() -> int:
 
 @njit
 def num_workers() -> int:
-    """Return the number of workers, the step of a worker's loop; 1 on the CPU."""
+    """Return the step of a worker's loop over items, the number of workers; 1 on the CPU.
+
+    On a GPU it is larger than any number of items, because each warp processes one item.
+    """
     return 1
 
 
@@ -46,7 +49,7 @@ def num_lanes() -> int:
 
 @njit
 def sync_lanes() -> None:
-    """Wait for all lanes of the warp, so that each sees the values that others have written."""
+    """Wait for all lanes of the warp, so that each sees the values that the others have written."""
 
 
 @njit

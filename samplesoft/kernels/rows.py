@@ -81,8 +81,8 @@ def divide_by_norms(rows: Real, norms: FloatArray) -> None:
         square = _scaled_squared_norm(row, 1.0)
         norm = math.sqrt(square)
 
-        # The square of a very large or small norm overflows, or loses digits by underflow. Then
-        # scale the row by a power of 2, which is exact.
+        # The square of a very large norm overflows, and of a very small norm loses digits. In these
+        # cases scale the row by a power of 2, which is exact.
         if not 1e-290 < square < 1e290:
             max_abs = 0.0
             for i in range(lane(), len(row), num_lanes()):
@@ -122,7 +122,7 @@ def unit_gradient(d_unit: Real, unit: Real, norms: FloatArray) -> None:
     and `d_unit` (N, d) the gradients, which are changed in place. If |x| is 0, the result is 0.
     """
     for r in range(worker(), len(unit), num_workers()):
-        # the component along u, which must vanish because u does not depend on the norm of x
+        # subtract the component along u, because u does not depend on the norm of x
         component = _row_inner_product(unit, d_unit, r)
         for i in range(lane(), unit.shape[1], num_lanes()):
             if norms[r] == 0.0:
