@@ -19,7 +19,7 @@ from samplesoft.bias.without_replacement.terms import (
     quadrature_nodes,
 )
 
-# largest log(u w): its exponential is finite, and exp(-u w) is 0
+# log(u w) is clipped at this value, where u w is finite and exp(-u w) is already 0
 _LARGEST_LOG_DECAY = 690.0
 _MIN_SURVIVAL = 1e-20  # the nodes in u end when E exp(-u S) is smaller
 
@@ -35,8 +35,10 @@ class SetExpectations(NamedTuple):
     expected_probs: FloatArray
     # (3,) E[label's fixed term / S], the expectation of p' from this term
     expected_base_prob: FloatArray
-    expected_log_sum: FloatArray  # (3,) E[log S] minus the logit at `SumTerms.reference_index`
-    log_sum_rounding: float  # absolute error of `expected_log_sum` from errors of the expectations
+    # (3,) E[log S], with S in units of exp(logit) of the term at `SumTerms.reference_index`
+    expected_log_sum: FloatArray
+    # absolute error of `expected_log_sum` that comes from errors of E[exp(-u S)] at the nodes
+    log_sum_rounding: float
     # sum of the magnitudes of the terms of `expected_log_sum`, for its rounding error
     log_sum_magnitude: float
 
@@ -44,10 +46,12 @@ class SetExpectations(NamedTuple):
 class StratumDistribution(Protocol):
     """Protocol of a distribution over the draws from a stratum of N classes.
 
-    `ExponentialRace` is the most general one.
+    The main implementation is `ExponentialRace`, for draws without replacement. Arrays with a first
+    axis of length 2 hold results by two quadrature rules in t; the rows are equal if no t is used.
     """
 
-    inclusion: FloatArray  # (2, N) expected number of draws of each class
+    # (2, N) expected number of draws of each class; without replacement, its inclusion probability
+    inclusion: FloatArray
     relative_error: float  # relative error of the expectations
 
     def expect_exponentials(
@@ -71,7 +75,10 @@ class ReplacementDraws:
     def expect_exponentials(
         self, decay: FloatArray, saddles: list[FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D) N_k]`` (2, N) for N_k draws of class k."""
+        """Return ``E[exp(-D)]`` (2,) and, for each class k, ``E[exp(-D) N_k]`` (2, N).
+
+        N_k is the number of draws of class k, and D the sum of `decay` (N,) over all draws.
+        """
         terms = self._q * np.exp(-decay)
         total = float(terms.sum())
         return np.full(2, total**self._m), np.stack([self._m * terms * total ** (self._m - 1)] * 2)
@@ -95,10 +102,11 @@ class AllClassesDrawn:
 def expected_probs_and_log_sum(
     groups: Sequence[StratumDistribution], terms: SumTerms, rule: NodeRule | None = None
 ) -> SetExpectations:
-    """Return expectations of p' and log S, with S the label's fixed term plus the draws of strata.
+    """Return expectations of p' and log S; S is the label's fixed term plus all strata's draws.
 
     `groups` are the distributions of the draws from each stratum; strata are independent. `terms`
-    are the terms of the classes of all strata in this order, followed by the label's fixed term.
+    are the terms of S: of the classes of all strata in this order, and at last the label's fixed
+    term.
     `rule` chooses the nodes in log u: `double_exponential_node` (the default) or
     `equidistant_node`.
     """
@@ -156,7 +164,7 @@ def expected_probs_and_log_sum(
             total[1] += even_weight * term[0]
             total[2] += weight * term[1]
 
-        # take one node more than needed, because the next one may be missing in half of the nodes
+        # stop one node later than needed: the rule with every second node may not have this one
         nodes_left = nodes_left - 1 if survival[0] < _MIN_SURVIVAL and node.log_mean > 4.0 else 2
         if not nodes_left:
             break

@@ -4,13 +4,13 @@ Each draw takes a class with probability proportional to q among the classes tha
 class j a clock that rings once, after an exponential time of rate q_j. The clocks ring in the order
 of such draws: the drawn set is the set of the first m clocks to ring. At a fixed time t the clocks
 are independent. With ``1/S = int exp(-u S) du``, an expectation over the sets is therefore an
-integral over u, over t, and around a circle of complex z that selects the products of m classes:
-(B82), in section 22 of ``samplesoft/bias/README.md``.
+integral over u, over t, and over a circle of complex z, which selects the terms with m classes from
+a power series in z: (B82), in section 22 of ``samplesoft/bias/README.md``.
 
-No terms cancel on a circle through the saddle point. Most classes are *light*: on this circle the
-odds that their clocks have rung are small. The light classes enter through sums of powers of their
-odds, which are real and are the same at all points of the circle. Only the other classes, called
-*heavy*, are evaluated point by point.
+No terms cancel on a circle through the saddle point of the integrand on the positive axis. Most
+classes are *light*: on this circle the odds that their clocks have rung are small. The light
+classes enter through sums of powers of their odds, which are real and are the same at all points of
+the circle. Only the other classes, called *heavy*, are evaluated point by point.
 """
 
 from __future__ import annotations
@@ -40,24 +40,25 @@ from samplesoft.bias.without_replacement.race_kernels import (
 )
 from samplesoft.samplers.without_replacement import SuccessiveInclusion
 
-# only nodes in t with a larger log density determine the step in log t
+# nodes in t with a smaller log density do not matter for the choice of the step in log t
 _MIN_LOG_DENSITY_OF_STEP = -12.0
 
 _MAX_LOG_T_STEP = 0.17
 _CLASSES_PER_CHUNK = 1 << 14
 _TIMES_PER_CHUNK = 4
 _HEAVY_CLASSES_PER_CHUNK = 256
-_MAX_CIRCLE_UPDATES = 1000
-_MAX_LOG_RADIUS_STEP = 0.5  # largest change of the log radius by extrapolation
+_MAX_CIRCLE_UPDATES = 1000  # of the radii, until they are near the saddle points
+_MAX_LOG_RADIUS_STEP = 0.5  # extrapolated changes of a log radius are clipped to this size
 
 # smaller inclusion probabilities are computed by `SuccessiveInclusion`, not from the nodes in t
 _MIN_PROB_BY_NODES = 1e-9
 
 
 class ExponentialRace:
-    """Distribution of a set of m < N classes, drawn without replacement by weights `q` (N,) > 0.
+    """Distribution of the set of m < N classes that are drawn without replacement.
 
-    The set consists of the first m of N exponential clocks to ring, which have the rates `q`.
+    Draws are in proportion to `q` (N,), all above 0. Each class has an exponential clock with its q
+    as the rate, and the set consists of the classes whose clocks are the first m to ring.
     """
 
     def __init__(self, q: FloatArray, m: int) -> None:
@@ -66,7 +67,7 @@ class ExponentialRace:
         self._m = m
         try:
             self.t, self._log_radius, step = _time_grid(self.q, m)
-        except OverflowError:  # the last clocks ring at times near 1 / q
+        except OverflowError:  # the slowest clocks ring at times near 1 / q, which overflow
             raise ValueError(
                 f"`q` must be at least 1e-300 of the sum of what is drawn beside it, got "
                 f"{self.q[-1]:.2g}; mix the proposal with a little of the uniform distribution."
@@ -76,21 +77,23 @@ class ExponentialRace:
         self.t_weights = np.stack([np.full(len(self.t), step), np.zeros(len(self.t))])
         self.t_weights[1, ::2] = 2.0 * step
 
-        # the first classes, whose clocks have almost surely rung by the last node, are never light
+        # number of the first classes that count as heavy at once: those with the largest q, whose
+        # clocks have almost surely rung by the last node in t
         self._num_always_heavy = int(np.searchsorted(-self.q, -MAX_EXP_AGE / self.t[-1]))
-        self.max_exponent = 0.0  # largest exponent in any term computed so far
+        self.max_exponent = 0.0  # largest |m log r| computed so far, for rounding errors
         self._total_prob = np.ones(2)
 
         # the total probability of all sets, by both rules in t; its exact value is 1
         self._total_prob, members = self.expect_exponentials(np.zeros(len(q)), [])
         self.relative_error = 8.0 * EPS + 2.0 * abs(float(self._total_prob[0]) - 1.0)
         self.inclusion_by_nodes = members[0].copy()
-        is_rare = members[0] < _MIN_PROB_BY_NODES  # times beyond the last node may matter for them
+        # rare classes may be drawn at times beyond the last node
+        is_rare = members[0] < _MIN_PROB_BY_NODES
         if is_rare.any():
             ids = np.flatnonzero(is_rare)[None]
             members[:, is_rare] = SuccessiveInclusion(np.log(q), m).of_classes(ids, np.array([-1]))
 
-        # (2, N) inclusion probabilities: by all nodes in t, and by every second node
+        # (2, N) probability that each class is in the set: by all nodes in t, by every second node
         self.inclusion = members
 
     def expect_exponentials(
@@ -98,8 +101,8 @@ class ExponentialRace:
     ) -> tuple[FloatArray, FloatArray]:
         """Return ``E[exp(-D)]`` (2,) and ``E[exp(-D) 1{k in set}]`` (2, N) for each class k.
 
-        D is the sum of `decay` (N,), which is u times the weights of the classes, over the drawn
-        set. The first row is computed by all nodes in t, the second by every second node.
+        D is the sum, over the drawn set, of `decay` (N,): u times the weight of each class. The
+        first row is computed by all nodes in t, the second by every second node.
 
         `saddles` is changed in place: it stores the saddle points of the last three calls, from
         which those of the next call are extrapolated. It must be an empty list at the first call;
@@ -149,7 +152,7 @@ class ExponentialRace:
 
         Returns None if ``E[exp(-D)]`` underflows, with D as in `expect_exponentials`. `decay` (N,)
         is u times the weight of each class, for the classes in the order `self.order`. The m-th
-        smallest decay is subtracted from all decays, so that the log radius changes little between
+        smallest decay is subtracted from all decays, so that the log radii change little between
         calls. `saddles` is read and changed in place, see `expect_exponentials`.
         """
         log_radius = _extrapolate_saddles(saddles) if saddles else self._log_radius
@@ -206,11 +209,11 @@ class ExponentialRace:
         return circles
 
     def time_quadrature_errors(self) -> tuple[float, float]:
-        """Return bounds on the two errors of the nodes in t: of the rule, and of the truncation.
+        """Return bounds on two errors of the integral over t: of the step, and of the truncation.
 
-        The error of the rule is relative, and holds for any set (B86). The error of the truncation
-        is absolute, in probability: Chernoff's bounds limit the probability that ring m + 1 comes
-        before the first node or after the last.
+        The step between the nodes causes a relative error, which is bounded for any set (B86). The
+        truncation causes an absolute error: the probability, by Chernoff's bounds, that clock m + 1
+        (the (m + 1)-th to ring) rings before the first node or after the last.
         """
         step = float(self.t_weights[0, 0])
         num_rings = self._m + 1
@@ -221,7 +224,7 @@ class ExponentialRace:
             2.0 * math.exp(-turn - num_rings * math.log(math.cos(angle))) / -math.expm1(-turn)
         )
 
-        # P(more than m rings before the first node) and P(at most m rings by the last)
+        # P(more than m clocks ring before the first node) + P(at most m clocks ring by the last)
         truncation = 0.0
         for k, number, sign in (0, num_rings, 1.0), (-1, self._m, -1.0):
             t = self.t[k]
@@ -240,8 +243,8 @@ class ExponentialRace:
     ) -> _LightAndHeavy:
         """Separate light from heavy classes, and sum the powers of the odds of the light ones.
 
-        The odds are computed on circles of radius exp(`log_radius`), one for each of T times.
-        `weights` (N,) are exp(-`decay`), with the exponent clipped.
+        The odds are those on the circles of radius exp(`log_radius`), one for each of the T times.
+        `weights` (N,) are exp(-`decay`), with the exponent clipped so that they are finite.
         """
         q = self.q
         t = self.t
@@ -294,14 +297,14 @@ class ExponentialRace:
 
 
 class Circles(NamedTuple):
-    """Circles in z through the saddle points at the T times t, and values at their points."""
+    """The circles in z through the saddle points at the T times t, and the integrand on them."""
 
     weights: FloatArray  # (N,) exp(-decay)
     decay: FloatArray  # (N,) u times the weight of each class, minus the m-th smallest product
     log_radius: FloatArray  # (T,)
     point_values: FloatArray  # (T, 6, points) see `integrate_circles`
     series: FloatArray  # (2, T, powers) see `integrate_circles`
-    density: FloatArray  # (T,) of ring m + 1 in log t, times exp(-D) of the set
+    density: FloatArray  # (T,) the integrand over log t, see `integrate_circles`
     classes: _LightAndHeavy
 
 
@@ -314,10 +317,11 @@ class _LightAndHeavy(NamedTuple):
     log_radius: FloatArray  # (T,) of the circles for which the odds were computed
     radius: FloatArray  # (T,) exp(log_radius), clipped
     log_radius_shift: FloatArray  # (T,) log radius of the saddle point minus `log_radius`
-    # (2, T, powers) sums over the light classes of the powers of their odds, and of q times these
+    # (2, T, powers) sums, over the light classes, of the powers of their odds: row 0 plain, row 1
+    # times q
     odds_power_sums: FloatArray
     is_heavy: NDArray[np.bool_]  # (N,) whether a class is heavy
-    num_powers: IntArray  # (tiles,) number of powers that matter for each tile
+    num_powers: IntArray  # (tiles,) number of powers of the odds that matter in each tile
     heavy_q: FloatArray  # (H,) q of the heavy classes
     heavy_decay: FloatArray  # (H,) `Circles.decay` of the heavy classes
 
@@ -330,9 +334,9 @@ def _tiles_of_slice(classes: slice) -> slice:
 def _extrapolate_saddles(saddles: list[FloatArray]) -> FloatArray:
     """Return the log radii (T,) of the saddle points at the next u, extrapolated from `saddles`.
 
-    The last three entries of `saddles`, at equal distances in log u, are extrapolated by a
-    parabola. If few classes can be in the set, the saddle is flat and the extrapolation unstable.
-    So the step is limited to `_MAX_LOG_RADIUS_STEP`.
+    The parabola through the last three entries, which are at equal distances in log u, is
+    extrapolated. If few classes can be in the set, the integrand is flat at its saddle point, and
+    the extrapolation unstable. So the step is limited to `_MAX_LOG_RADIUS_STEP`.
     """
     if len(saddles) < 3:
         return saddles[-1]
@@ -346,9 +350,10 @@ def _extrapolate_saddles(saddles: list[FloatArray]) -> FloatArray:
 def _time_grid(q: FloatArray, m: int) -> tuple[FloatArray, FloatArray, float]:
     """Return nodes t (T,), the log radii (T,) of their saddle points, and the step in log t.
 
-    The nodes cover all times at which ring m + 1 has a density that matters.
+    The nodes cover all times at which clock m + 1 (the (m + 1)-th to ring) may ring, but for those
+    of negligible density.
     """
-    # bisect log t at which the expected number of rings is m + 1/2
+    # bisect for the log t at which m + 1/2 clocks are expected to have rung
     log_low = -math.log(len(q)) - 40.0
     log_high = math.log(60.0) - math.log(q[-1])
     while log_high - log_low > 1e-3:
@@ -396,16 +401,17 @@ def _expected_rings(q: FloatArray, t: float) -> float:
 def _find_saddle(
     q: FloatArray, t: float, m: float, log_radius: float
 ) -> tuple[float, float, float]:
-    """Return the log radius of the saddle point at time `t`, and two scalars for the nodes in t.
+    """Return the log radius of the saddle point at time `t`, a log density, and a step in log t.
 
-    The scalars are a bound on the log density of ring m + 1 in log t, and a step in log t that is
-    small enough to resolve the number of rings. `log_radius` is the initial guess of Newton's
-    method.
+    The log density is an upper bound on the log of the density, in log t, of the time at which
+    clock m + 1 (the (m + 1)-th to ring) rings. The step is small enough to resolve how the number
+    of clocks that have rung grows. `log_radius` is the initial guess of Newton's method.
     """
     low, high = -1e300, 1e300
     value = variance = hazard = 0.0
 
-    # for the number of rings at r = 1: the derivative of its mean in log t, and its variance
+    # for the number of clocks that have rung, at radius 1 (without tilt): the derivative of its
+    # mean in log t, and its variance
     mean_rate = untilted_variance = 0.0
 
     for _ in range(200):

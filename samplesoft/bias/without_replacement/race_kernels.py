@@ -14,23 +14,25 @@ from samplesoft._jit import njit, njit_sum
 from samplesoft._validation import FloatArray, IntArray
 
 _MAX_LIGHT_ODDS = 0.15  # a class with larger odds is heavy
-# number of powers of odds up to 0.2: the next power is 1e-19 of the odds
+# number of powers that are summed; the odds are at most 0.2, so the next power is 1e-19 of them
 NUM_POWERS = 27
 
-# the largest change of log r after the odds were summed; it lets odds of 0.15 grow to 0.2
+# largest change of log r for which sums of powers of the odds stay valid: it lets odds of 0.15
+# grow to 0.2; after a larger change the powers are summed again
 MAX_LOG_RADIUS_SHIFT = 0.28
 
-LOG_TRUNCATION = -44.0  # terms below exp(-44) of the total are left out
+LOG_TRUNCATION = -44.0  # terms and densities below exp(-44), relative to the total, are left out
 
 # The age of a clock is q t. For larger ages, exp(q t) is not computed, because it could overflow.
 MAX_EXP_AGE = 30.0
 
-_MAX_SERIES_AGE = 0.03  # for smaller ages, a series computes exp(q t) - 1
+_MAX_SERIES_AGE = 0.03  # for ages below it, a series computes exp(q t) - 1
 
 # a tile is a run of consecutive classes for which the same number of powers is summed
 CLASSES_PER_TILE = 256
 
-# at most 32 points matter, namely if the variance of the number of rings is 22
+# array length for the points on half a circle; at most 32 matter, if the variance of the number
+# of clocks that have rung is 22
 MAX_HALF_CIRCLE_POINTS = 40
 
 MAX_EXPONENT = 690.0  # exp(690) is finite
@@ -40,7 +42,7 @@ MAX_EXPONENT = 690.0  # exp(690) is finite
 def log_ring_odds(age: float) -> float:
     """Return ``log(exp(age) - 1)``, the log odds that a clock of age q t has rung.
 
-    expm1 overflows for large ages. So ages from 30 on use ``age + log1p(-exp(-age))``.
+    Ages from 30 on use ``age + log1p(-exp(-age))``, because expm1 overflows for large ages.
     """
     if age < MAX_EXP_AGE:
         return math.log(math.expm1(age))
@@ -49,7 +51,7 @@ def log_ring_odds(age: float) -> float:
 
 @njit
 def ring_probabilities(log_odds: float) -> tuple[float, float]:
-    """Return the probability that a clock has rung, and the probability that it has not."""
+    """Return the probabilities that a clock with these log odds has rung, and that it has not."""
     rung = 1.0 / (1.0 + math.exp(-log_odds))
     return rung, math.exp(-log_odds) * rung if log_odds > 0.0 else 1.0 - rung
 
@@ -64,9 +66,9 @@ def _write_odds(
     radius: float,
     out: FloatArray,
 ) -> None:
-    """Write the odds ``r (exp(q t) - 1) w`` of `size` classes from index `start` on to `out`.
+    """Write to `out` the odds ``r (exp(q t) - 1) w`` of the `size` classes from index `start` on.
 
-    The classes are sorted by decreasing q; w are the `weights`.
+    r is the `radius`, and w are the `weights`. The classes are sorted by decreasing q.
     """
     if q[start] * t < _MAX_SERIES_AGE:
         for i in range(size):
@@ -76,7 +78,8 @@ def _write_odds(
             out[i] = radius * growth * weights[start + i]
     else:
         for i in range(size):
-            age = min(q[start + i] * t, 2.0 * MAX_EXP_AGE)  # older clocks belong to heavy classes
+            # the clip avoids overflow, and changes no light class: such old clocks are heavy
+            age = min(q[start + i] * t, 2.0 * MAX_EXP_AGE)
             out[i] = radius * math.expm1(age) * weights[start + i]
 
 
@@ -169,10 +172,10 @@ def find_saddles(
     sums: FloatArray,
     shift: FloatArray,
 ) -> None:
-    """Write log r of the saddle points (T,), minus `log_radius` (T,), to `shift` (T,).
+    """Find the saddle points at the T times, and write their log r minus `log_radius` to `shift`.
 
-    `q` and `decay` (H,) belong to the heavy classes. For the light classes, `sums` (2, T, powers)
-    contains the sums of the powers of their odds.
+    `q` and `decay` (H,) belong to the heavy classes. The light classes enter through `sums`
+    (2, T, powers), the sums of powers of their odds at radius exp(`log_radius`).
     """
     log_odds = np.empty(len(q))
     for k in range(len(t)):
@@ -207,7 +210,8 @@ def find_saddles(
                 high = x
 
             x += gap / variance if abs(gap) < variance else math.copysign(1.0, gap)
-            if abs(x) > 2.0 * MAX_LOG_RADIUS_SHIFT:  # too few powers for so large a shift
+            # so large a shift would need more powers: the caller sums them anew at the new radius
+            if abs(x) > 2.0 * MAX_LOG_RADIUS_SHIFT:
                 break
             if not low < x < high:
                 x = 0.5 * (low + high)
@@ -229,18 +233,21 @@ def integrate_circles(
     values: FloatArray,
     series: FloatArray,
 ) -> FloatArray:
-    """Return the density (T,) of ring m + 1 in log t, times exp(-D) of the set that has rung.
+    """Return the integrand (T,) of E[exp(-D)] over log t, by integrals over circles in z.
 
-    Also writes `values` (T, 6, points): the real and the imaginary parts of the points z / r of
-    each half circle, of the product over the classes at these points, and of the hazard, which is
-    the rate of the next ring.
+    It is the density, in log t, of the time at which the (m + 1)-th clock rings, times the mean of
+    exp(-D) over the set of the m clocks that have rung before.
+
+    Also writes `values` (T, 6, points), with the real and the imaginary part of three quantities at
+    the points of each half circle: of z / r, of the product over the classes, and of the hazard,
+    which is the rate at which the next clock rings.
 
     Also writes `series` (2, T, powers), from which `add_light_members` evaluates the light classes.
     For power i, row 0 is a sum over the points: the product times the hazard times
     -(-z / exp(log_radius))**i. Row 1 has the factor i instead of the hazard.
 
     `q` and `decay` (H,) belong to the heavy classes. `shift` (T,) is log r of the saddle points
-    minus `log_radius`. `level` is the m-th smallest decay.
+    minus `log_radius`. `level` is the m-th smallest decay, which was subtracted from all decays.
     """
     density = np.zeros(len(t))
     hit_prob = np.empty(len(q))
@@ -249,7 +256,8 @@ def integrate_circles(
         log_saddle = log_radius[k] + shift[k]
         rho = math.exp(shift[k])
 
-        # log of the product at the saddle point, and the variance of the number of rings there
+        # at the saddle point: the log of the product over the classes, and the variance of the
+        # number of clocks that have rung
         log_product = -m * (log_saddle + level) - t[k] * sums[1, k, 0]
         variance = 0.0
         power = 1.0
@@ -287,8 +295,7 @@ def integrate_circles(
         for s in range(num_points):
             x[s], y[s] = math.cos(s * step), math.sin(s * step)
 
-            # the contributions of the light classes: to the log of the product, a + b i, and to
-            # the hazard, c + d i
+            # the light classes add a + b i to the log of the product, and c + d i to the hazard
             a = b = c = d = 0.0
             for i in range(NUM_POWERS, 0, -1):
                 sign = rho**i if i % 2 else -(rho**i)
@@ -352,7 +359,7 @@ def add_light_members(
 ) -> None:
     """Add E[exp(-D) 1{k in set}] of each light class k to `members` (2, n).
 
-    The two rows are two quadrature rules in t, which have the weights `t_weights` (2, T).
+    Each row is computed by one of two quadrature rules in t, with the weights `t_weights` (2, T).
     """
     odds = np.empty(CLASSES_PER_TILE)
     value = np.empty(CLASSES_PER_TILE)
@@ -390,7 +397,7 @@ def add_heavy_members(
 ) -> None:
     """Add E[exp(-D) 1{k in set}] of each heavy class k to `members` (2, n).
 
-    The two rows are two quadrature rules in t, which have the weights `t_weights` (2, T).
+    Each row is computed by one of two quadrature rules in t, with the weights `t_weights` (2, T).
     """
     for k in range(len(t)):
         x, y, real, imag, rate, rate_y = values[k]
@@ -411,8 +418,8 @@ def add_heavy_members(
                 v = hit_prob * y[s]
                 inverse = 1.0 / (u * u + v * v)
 
-                # With p = `hit_prob`, a + b i is p z / (1 - p + p z). c + d i is the hazard of all
-                # other classes.
+                # With p = `hit_prob` and z on the unit circle, a + b i is p z / (1 - p + p z).
+                # c + d i is the hazard of all other classes.
                 a = hit_prob * (x[s] * u + y[s] * v) * inverse
                 b = hit_prob * (y[s] * u - x[s] * v) * inverse
                 c = rate[s] - q[j] * miss_prob * u * inverse

@@ -21,9 +21,10 @@ from samplesoft.bias.without_replacement.race import ExponentialRace
 from samplesoft.bias.without_replacement.terms import SumTerms, make_weights
 from samplesoft.schemes import Scheme
 
-_MIN_PROB_WITH_ALL_DIGITS = 1e-290  # smaller values are near the subnormal numbers
+# probabilities below it are near the subnormal numbers, which have fewer digits
+_MIN_PROB_WITH_ALL_DIGITS = 1e-290
 
-# the number of draws from each stratum, and the stratum of each class (n,)
+# (number of draws from each stratum, index (n,) of the stratum that each class belongs to)
 Strata = tuple[Sequence[int], IntArray]
 
 
@@ -32,8 +33,8 @@ def set_bias(
 ) -> ExampleBias:
     """Return the exact bias of one example for draws without replacement.
 
-    A draw is divided by the `correction` (n,) of its class, or by default by its inclusion
-    probability.
+    A draw is divided by the `correction` (n,) of its class; by default, by the probability that the
+    class is drawn.
     """
     return strata_bias(example, _one_stratum(example, num_sampled), scheme, correction)
 
@@ -56,8 +57,8 @@ def strata_bias(
 ) -> ExampleBias:
     """Return the exact bias of one example for separate draws from each stratum of classes.
 
-    A draw is divided by the `correction` (n,) of its class; by default by its inclusion
-    probability, or with replacement by its expected number of draws.
+    A draw is divided by the `correction` (n,) of its class; by default, by the expected number of
+    draws of the class, which without replacement is the probability that it is drawn.
     """
     logits, label, _ = example
     return bias_of_distributions(
@@ -68,7 +69,7 @@ def strata_bias(
 def _strata_distributions(
     example: Example, strata: Strata, scheme: Scheme
 ) -> list[tuple[StratumDistribution, IntArray]]:
-    """Return, for each stratum with draws, their distribution and the indices of its classes."""
+    """Return (distribution of its draws, indices of its classes) for each stratum with draws."""
     _, label, q = example
     can_be_drawn = q > 0.0
     if scheme.excludes_label:
@@ -93,8 +94,8 @@ def bias_of_distributions(
 ) -> ExampleBias:
     """Return the exact bias of one example, given the distribution of the draws of each stratum.
 
-    `draws` has a pair (distribution, indices of the N classes) for each stratum. For
-    `correction`, see `strata_bias`.
+    `draws` has a pair (distribution, indices of its N classes) for each stratum. For `correction`,
+    see `strata_bias`.
     """
     inclusion = np.zeros((2, len(logits)))
     for group, ids in draws:
@@ -116,7 +117,7 @@ def bias_of_distributions(
     expected[:, all_ids] = sums.expected_probs
     expected[:, label] += sums.expected_base_prob
 
-    # p' sums to 1, so divide by the sum: all entries have the same relative error
+    # p' sums to 1, and its entries share a relative error: dividing by their sum removes it
     total = expected.sum(axis=1, keepdims=True)
     expected /= total
     bias = expected[0] - probs
@@ -124,7 +125,7 @@ def bias_of_distributions(
     norm = float(np.abs(bias).sum())
     error = relative_error * (1.0 + norm) + 2.0 * abs(float(total[0, 0]) - 1.0)
 
-    # log S is relative to the largest logit in S
+    # `expected_log_sum` is relative to the logit at `reference_index`
     shift = float(weights.log_probs[np.append(all_ids, label)[terms.reference_index]])
     if scheme.corrects_label:
         shift += weights.label_log_divisor
@@ -132,7 +133,7 @@ def bias_of_distributions(
         relative_error * (1.0 + sums.log_sum_magnitude) + sums.log_sum_rounding + EPS * abs(shift)
     )
 
-    # quadrature errors: of half of the nodes in u, and of half of the nodes in t
+    # quadrature errors, from the changes of the results with half of the nodes in u, and in t
     changes = [np.abs(expected[i] - expected[0]).sum() for i in (1, 2)]
     if correction is None:
         inclusion_change = np.abs(inclusion[1, all_ids] / inclusion[0, all_ids] - 1.0)
@@ -142,8 +143,9 @@ def bias_of_distributions(
     for coarse in sums.expected_log_sum[1:]:
         loss_error += estimate_error(abs(float(coarse - sums.expected_log_sum[0])), 0.0, 1.0, 0.0)
 
-    # A rare set without the largest term may have a far smaller log S. An error in its probability
-    # changes the loss by the error times this difference, which is at most the range of the logits.
+    # A rare set without the largest term may have a far smaller log S. An error in the probability
+    # of this set changes the loss by the error times the difference in log S, which is at most the
+    # range of the logits.
     loss_error += min(error, 2.0) * _logit_range(logits, terms)
     loss_bias = float(sums.expected_log_sum[0]) + shift
 
@@ -186,8 +188,8 @@ def _bias_if_all_drawn(
         gaps = np.where(is_in_sum, (draw_divisors[heaviest] - draw_divisors) / draw_divisors, -1.0)
         gap_terms = probs * gaps
 
-        # A tiny probability has few digits, which matter if a tiny divisor makes the product large.
-        # So multiply in logs.
+        # A tiny probability has few digits. They matter where a tiny divisor makes the product of
+        # probability and gap large, so this product is computed from logs.
         is_tiny = (probs < _MIN_PROB_WITH_ALL_DIGITS) & np.isfinite(gaps)
         gap_terms[is_tiny] = np.sign(gaps[is_tiny]) * np.exp(
             log_probs[is_tiny] + np.log(np.abs(gaps[is_tiny]))
@@ -202,7 +204,7 @@ def _bias_if_all_drawn(
     if abs(mean_gap) < 0.5:
         magnitudes = np.abs(gap_terms)
 
-        # rounding errors of p, of the quotients, and of their mean
+        # rounding errors of p, of the gaps, and of their mean
         term_errors = 2.0 * (
             relative_term_error(0.0) * magnitudes
             + EPS * magnitudes * np.abs(np.maximum(log_probs, -1e4))
@@ -224,7 +226,8 @@ def _bias_if_all_drawn(
         error = relative_error * float(np.abs(bias).sum() + 1.0)
         loss_error = relative_error + EPS * (abs(float(log_probs[heaviest])) + abs(largest))
 
-    # `log_sum` is log(S c_h); the loss needs log(S c_t), or log S if the label is not corrected
+    # `log_sum` is log(S c_h). The loss needs log(S c_t), t being the label; if the label is not
+    # corrected, log S.
     divisor = draw_divisors[heaviest]
     relative_gap = (loss_divisor - divisor) / divisor
     if abs(relative_gap) < 0.5:
@@ -242,7 +245,7 @@ def _bias_if_all_drawn(
 
 
 def _make_distribution(q: FloatArray, count: int, scheme: Scheme) -> StratumDistribution:
-    """Return the distribution of `count` draws from classes with probabilities `q` (N,)."""
+    """Return the distribution of `count` draws from N classes, in proportion to `q` (N,)."""
     if not scheme.distinct:
         return ReplacementDraws(q, count)
     return ExponentialRace(q, count) if count < len(q) else AllClassesDrawn(q)

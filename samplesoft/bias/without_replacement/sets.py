@@ -1,21 +1,22 @@
 r"""Distributions over sets of classes, and the bias with the correction by the number of tries.
 
-`check_loss` uses the distributions: of draws without replacement, and of draws with replacement
-where a class that is drawn several times counts once.
+`check_loss` uses these distributions: the set of classes drawn without replacement, and the set of
+different classes among draws with replacement.
 
 Give class j an exponential clock of rate q_j. At a fixed time t each clock has rung with
 probability 1 - exp(-q_j t), independently of the other clocks. The first m different classes are
 the clocks that have rung by the m-th ring. The different classes among m draws with replacement are
 the classes of a Poisson process, given that it has m points. In both cases the expectation of a
-product over the set is a coefficient of a power series. For factors v_j of the classes in the set
-it is
+product over the set is a coefficient of a power series, written [z^m]. If class j in the set
+contributes the factor v_j, the expectations are
 
     int dt exp(-t) [z^m] sum_l z q_l v_l prod_{j != l} (1 + z (exp(q_j t) - 1) v_j)    and
     m! [x^m] prod_j (1 + (exp(q_j x) - 1) v_j).
 
-If N tries with replacement were needed for m different classes, the expectation is
-(N - 1)! [x^(N - 1)] of the series in z, where x replaces t. Coefficients are computed as means over
-circles in z and x. The radii are chosen such that no digits cancel.
+Given that N tries (draws with replacement) were needed for m different classes, the expectation is
+(N - 1)! [x^(N - 1)] [z^m] of the sum over l, with x in place of t, divided by the same coefficient
+for v = 1. Coefficients are computed as means over circles in z and x, whose radii are chosen such
+that no digits cancel.
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ from samplesoft.schemes import Scheme
 
 ComplexArray = NDArray[np.complex128]
 
-_MIN_POINT_WEIGHT = 1e-10  # relative to the largest weight; smaller points are left out
-_MIN_FACTOR_SQUARE = 1e-290  # squared magnitude of a factor; smaller factors count as 0
-_TAIL_PROB = 1e-9  # probability of the large numbers of tries that are left out
-_MAX_TRIES = 1 << 9
+_MIN_POINT_WEIGHT = 1e-10  # points with a smaller weight, relative to the largest, are left out
+_MIN_FACTOR_SQUARE = 1e-290  # factors with a smaller squared magnitude count as 0
+_TAIL_PROB = 1e-9  # large numbers of tries are left out, up to this total probability
+_MAX_TRIES = 1 << 9  # if more tries matter, no distribution is computed
 
-# expectations are computed at 12 numbers of tries, and interpolated at the other numbers
+# expectations are computed for 12 numbers of tries, and interpolated for the other numbers
 _NUM_TRIES_NODES = 12
 
-# the bias is computed with 48 interpolation nodes; its difference from 24 nodes is the error
+# the bias is computed from 48 numbers of tries; its difference from that with 24 is the error
 _NUM_TRIES_NODES_OF_BIAS = 24, 48
 
-# classes times points for one number of tries: in `by_tries`, and in `tries_bias`
+# largest number of classes times complex points for one number of tries, in `by_tries` and in
+# `tries_bias`; beyond it there is no result
 _MAX_FACTORS = 1 << 18
 _MAX_FACTORS_OF_BIAS = 1 << 23
 
@@ -60,9 +62,9 @@ _MAX_FACTORS_OF_BIAS = 1 << 23
 class Sets:
     """A distribution over sets of the n classes, as a weighted sum over N complex points.
 
-    At each point the classes are independent: a set corresponds to a product of one factor for each
-    class. The probability of the set is the real part of the weighted sum of these products over
-    the points.
+    At each point each class has a factor, which depends only on whether the class is in the set.
+    The product of the factors over the classes, times the weight of the point, is summed over the
+    points. The real part of this sum is the probability of the set.
 
     Attributes
     ----------
@@ -70,9 +72,10 @@ class Sets:
         Factors at each point of a class that is not in the set, of a class that is in it, and of
         the class that was the last to come into it.
     weights : ndarray of complex, shape (N,)
-        Weights of the points. Of two conjugate points, one is left out.
+        Weights of the points. Of each pair of conjugate points, only one is stored.
     has_last : bool
-        Whether exactly one class of each set has the factor `last`; if not, `last` is 0.
+        Whether exactly one class of a set has the factor `last`; the products are then summed over
+        the choices of this class. If False, no class has it, and `last` is 0.
     """
 
     absent: ComplexArray
@@ -87,13 +90,13 @@ class Sets:
         return len(self.weights) == 1
 
     def means(self, values: NDArray[Any]) -> tuple[ComplexArray, ComplexArray]:
-        """Return U expectations (U,) of the product of `values` (U, n) over the classes in the set.
+        """Return, for each row of `values` (U, n), the mean of its product over the set, (U,).
 
-        Also return, for each class k, the contributions (U, n) of the sets that contain k.
+        Also return (U, n) the part of this mean from sets that contain class k, for each class k.
 
-        Only one of two conjugate points is stored. So for real values, use the real parts of the
-        results. For complex values x, average the result for x and the conjugate of the result for
-        conj(x).
+        Only one point of each conjugate pair is stored. So for real values, use the real parts of
+        the results. For complex values x, average the result for x and the conjugate of the result
+        for conj(x).
         """
         values = np.ascontiguousarray(values, np.complex128)
         means = np.empty(len(values), np.complex128)
@@ -187,9 +190,9 @@ def distinct_of_iid_draws(q: bytes, m: int) -> Sets:
 
 @lru_cache(maxsize=32)
 def independent(q: bytes, m: int) -> Sets:
-    """Return the distribution with independent inclusion of each class.
+    """Return the distribution of a set that contains each class independently of the others.
 
-    The inclusion probability is the probability that a class is among m draws with replacement.
+    It contains a class with the probability that the class is among m draws with replacement.
     """
     absent = np.exp(m * np.log1p(-np.frombuffer(q)))[:, None] + 0.0j
     return Sets(absent, 1.0 - absent, np.zeros_like(absent), np.ones(1, np.complex128), False)
@@ -197,11 +200,11 @@ def independent(q: bytes, m: int) -> Sets:
 
 @lru_cache(maxsize=32)
 def first_different(q: bytes, m: int) -> Sets:
-    """Return the distribution of m draws without replacement."""
+    """Return the distribution of the set of m classes drawn without replacement."""
     probs = np.frombuffer(q)
 
-    # logs of two times: before the first, m rings are too improbable to matter; by the second, the
-    # m most probable classes have almost surely rung
+    # logs of two times: before the first, the chance that m clocks have rung is negligible; by the
+    # second, the clocks of the m most probable classes have almost surely rung
     start = (gammaln(m + 1.0) - 40.0) / m
     end = np.log((45.0 + np.log(m)) / np.sort(probs)[-m])
     step = min(0.35, 0.7 / np.sqrt(m))
@@ -219,7 +222,7 @@ class _NumTriesDistribution(NamedTuple):
 
     min_tries: int  # m, the smallest number of tries
     probabilities: list[float]  # of m, m + 1, ... tries
-    # function of a number of tries: its probability, and the distribution of the set given it
+    # maps a number of tries to (its probability, distribution of the set given this number)
     sets_given: Callable[[int], tuple[float, Sets]]
 
     def interpolation_nodes(self, max_nodes: int) -> tuple[tuple[int, float, Sets], ...]:
@@ -231,7 +234,8 @@ class _NumTriesDistribution(NamedTuple):
         """
         m, probabilities, sets_given = self
 
-        # with m tries no draw is repeated; some corrections differ then, so do not interpolate
+        # with m tries no draw is repeated. Some losses then use another correction, so that
+        # interpolation must not include this number.
         first = m, probabilities[0], sets_given(m)[1]
 
         tail_probabilities = np.array(probabilities[1:])
@@ -246,7 +250,8 @@ class _NumTriesDistribution(NamedTuple):
         nodes = np.unique(np.rint(np.exp(logs)).astype(int))
         nodes = numbers if len(numbers) <= max_nodes else nodes
 
-        # the product of the ratios is a Lagrange polynomial in the log, at each number
+        # for each number of tries, the product of the ratios of a node is the value of the node's
+        # Lagrange polynomial in the log
         ratios = np.log(numbers)[:, None] - np.log(nodes)
         ratios = ratios[:, None, :] / (np.log(nodes)[:, None] - np.log(nodes) + np.eye(len(nodes)))
         ratios[:, np.arange(len(nodes)), np.arange(len(nodes))] = 1.0
@@ -275,14 +280,15 @@ def _distribution_of_tries(
     Return None if more than `_MAX_TRIES` tries matter, or if a distribution over sets has more than
     `max_factors` factors.
     """
-    # the slowest case: the m - 1 most probable classes are drawn, any other class ends the tries
+    # the slowest case: the m - 1 most probable classes have been drawn, and the last new class must
+    # be one of the others
     slowest_prob = np.sort(probs)[: len(probs) - m + 1].sum()
     if np.log(_TAIL_PROB) / np.log1p(-slowest_prob + _TAIL_PROB) > _MAX_TRIES:
         return None
 
-    # For each number of tries, the radius of the circle in x is the time at which the expected
-    # number of tries is this number. A class with lam expected rings by then that has been drawn
-    # was drawn lam / (1 - exp(-lam)) times on average.
+    # For each number of tries, the radius of the circle in x is the time by which that many tries
+    # are expected. A class that is drawn lam times on average by then is drawn
+    # lam / (1 - exp(-lam)) times on average given that it is drawn at all.
     times = np.exp(np.linspace(np.log(0.01 * m), np.log(8.0 * _MAX_TRIES), 512))
     log_z, probabilities = _tilted_probabilities(probs, times, max(m - 1.0, 0.3))
 
@@ -315,11 +321,13 @@ def _distribution_of_tries(
 
 
 def _half_circle_points(variance: float) -> ComplexArray:
-    """Return points (K,) on the upper half of the unit circle, for a coefficient of a power series.
+    """Return K points of the upper half of the unit circle, for a coefficient of a power series.
 
-    `variance` is the variance of the degree, with the terms of the series as its probabilities.
+    `variance` is that of the degree of a term, if the terms on the circle are taken as
+    probabilities.
     """
-    # 2 K points mix coefficients whose degrees differ by 2 K: six standard deviations or more
+    # with 2 K points on the full circle, coefficients whose degrees differ by 2 K are added to each
+    # other; 2 K is six standard deviations or more, where they are negligible
     num_points = int(3.0 * np.sqrt(variance)) + 6
     half: ComplexArray = np.exp(1j * np.pi * (np.arange(num_points) + 0.5) / num_points)
     return half
@@ -328,7 +336,7 @@ def _half_circle_points(variance: float) -> ComplexArray:
 def _tilted_probabilities(
     probs: FloatArray, times: FloatArray, count: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return log z (T,) at which `count` classes are in the set on average at each of the `times`.
+    """Return, for each of the T `times`, the log z at which the mean size of the set is `count`.
 
     Also return the probabilities (T, n) that each class is in the set for these z.
     """
@@ -355,18 +363,19 @@ def _make_sets(
 ) -> tuple[float, Sets]:
     """Return the total weight of all sets, and their distribution, normalised by this total.
 
-    `x` (N,) are the complex times at the points, and `z` (N,) the values of the variable of the
-    power series. `log_weights` (N,) are the logs of the weights before the normalisation.
+    `x` (N,) are the complex times at the points, and `z` (N,) the values of z in the power series
+    at the head of this module. `log_weights` (N,) are the logs of the weights before normalisation.
     """
     radius = np.abs(x)[:, None]
     in_right_half = x.real[:, None] >= 0.0
     absent_factor = np.exp(-radius * probs)
     sign = np.where(in_right_half, 1.0, -1.0)
 
-    # the factors of a class are divided by their sum at |x| and |z|, so that they are at most 1
+    # the factors `absent` and `present` of a class are divided by their sum at |x| and |z|, so that
+    # their magnitudes are at most 1
     factor_sum = absent_factor - np.abs(z)[:, None] * np.expm1(-radius * probs)
 
-    # (exp(q x) - 1) exp(-q |x|) without overflow, by expm1 of an exponent with real part below 0
+    # (exp(q x) - 1) exp(-q |x|), without overflow: the exponent of expm1 has no positive real part
     present_factor = np.exp(probs * (np.where(in_right_half, x[:, None], 0.0) - radius))
     present_factor = -sign * present_factor * np.expm1(-sign * probs * x[:, None])
 
@@ -430,7 +439,7 @@ def tries_bias(
     logits, labels, num_sampled
         As for `samplesoft.exact_bias`.
     q : array_like, shape (n,) or (B, n)
-        Proposal. More than about a hundred classes take minutes.
+        Proposal. With more than about a hundred classes, the computation takes minutes.
     scheme : str
         ``distinct``, ``distinct_masked``, ``distinct_candidate``, ``distinct_candidate_masked`` or
         ``distinct_importance``, see `samplesoft.exact_bias`. The default is the scheme of
@@ -449,8 +458,9 @@ def tries_bias(
     Notes
     -----
     Given N, an expectation is a mean over two circles on which the classes are independent: one in
-    time, one for the number of classes. Expectations given N are smooth in log N, and are
-    interpolated from 48 values of N. The estimated error is the difference from 24 values.
+    complex time, and one in the variable whose powers count the classes. Expectations given N are
+    smooth in log N, and are interpolated from 48 values of N. The estimated error is the difference
+    from the result with 24 values.
 
     References
     ----------
@@ -480,7 +490,7 @@ def _require_distinct(scheme: Scheme) -> None:
 def _tries_bias_of_example(
     logits: FloatArray, label: int, q: FloatArray, inputs: Inputs
 ) -> ExampleBias:
-    """Return `tries_bias` of one example."""
+    """Return the result of `tries_bias` for one example."""
     scheme = inputs.scheme
     m = inputs.num_sampled
     kept = np.flatnonzero(~(scheme.excludes_label & (np.arange(len(q)) == label)))

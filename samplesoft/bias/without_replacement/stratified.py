@@ -28,7 +28,7 @@ def stratified_bias(
 ) -> ExactBias:
     """Compute the exact bias of sampled softmax with separate draws from each stratum of classes.
 
-    For example, the strata are the shards of Partial FC, each of which draws from its classes.
+    For example, the strata are the shards of Partial FC, each of which draws from its own classes.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def stratified_bias(
 
 
 def _require_sum(scheme: Scheme) -> None:
-    """Raise ValueError for a scheme whose S is not a sum of independent terms of the strata."""
+    """Raise ValueError for a scheme whose S is not a sum of independent parts, one per stratum."""
     if scheme.jackknife or scheme.independent or scheme.divides_by_accepted:
         raise ValueError(
             f"`scheme` must be one whose draws add up in S, got {scheme.name!r}; take 'distinct', "
@@ -162,7 +162,7 @@ def _check_strata(strata: Any, num_sampled: Any, inputs: Inputs) -> tuple[IntArr
         can_be_drawn[label] &= not inputs.scheme.excludes_label
         num_drawable = np.bincount(stratum[can_be_drawn], minlength=num_strata)
 
-        # an empty stratum is valid without draws; with replacement, one class is enough
+        # a stratum without draws may be empty; with replacement, one class suffices for any number
         needed = np.array(counts) if inputs.scheme.distinct else np.minimum(counts, 1)
         too_small = np.flatnonzero(num_drawable < needed)
         if len(too_small):

@@ -1,8 +1,8 @@
 """The terms of the sum S over a set of draws, and the nodes in log u of the integral (B2) for 1/S.
 
-The terms of S may differ by any number of nats, so they are stored as logs relative to one of them.
-Where u is far from the inverses of all terms, exp(-u S) is constant. One node then represents the
-whole range of log u up to the next inverse.
+The logs of the terms may differ by any amount, so each term is stored as the log of its ratio to a
+reference. Where u is far from 1 / w for all terms w, exp(-u S) does not change with u. A single
+node then represents the whole range of log u up to the 1 / w of the next term.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from samplesoft.bias.numerics.summation import LARGEST_FLOAT, softmax_and_other_
 from samplesoft.schemes import Scheme
 
 _LOG_U_STEP = 0.2  # the error of the trapezoid rule is about exp(-pi**2 / step)
-_FIRST_Z = -3.6  # z of the first node, where z - exp(-z) is -40
-_FIRST_EVEN_LOG_U = -44.0  # log u of the first of the equidistant nodes
-_LOG_U_TO_LARGEST_TERM = 1.5  # at x = 0, u is exp(-1.5) divided by the largest scale of S
-_LOG_DECAY_OF_ONE = -42.0  # for smaller log(u w), exp(-u w) is 1
-_LOG_DECAY_OF_ZERO = 6.7  # for larger log(u w), exp(-u w) is 0
-_EVEN_FROM_LOG_U = 40.0  # from this x on, every rule has equidistant nodes of equal weights
+_FIRST_Z = -3.6  # z of the first node of (B24), where x = z - exp(-z) is -40
+_FIRST_EVEN_LOG_U = -44.0  # x (log u plus the log scale of S) of the first equidistant node
+_LOG_U_TO_LARGEST_TERM = 1.5  # at x = 0, u is exp(-1.5) / max(largest term, E[S])
+_LOG_DECAY_OF_ONE = -42.0  # where log(u w) is at most this, exp(-u w) counts as 1
+_LOG_DECAY_OF_ZERO = 6.7  # where log(u w) is at least this, exp(-u w) counts as 0
+_EVEN_FROM_LOG_U = 40.0  # from this x on, both rules have equidistant nodes of equal weights
 
-# If the logs of two terms differ by more, the smaller term is negligible in their sum.
+# if the logs of two terms differ by more than this, the smaller term is negligible in their sum
 _NEGLIGIBLE_NATS = 60.0
 
-# In a longer range of log u, nodes are not counted, because their number exceeds the digits of x.
+# largest range of log u of which a whole number of pairs of nodes is skipped; a longer one is
+# skipped as it is, because x has no digits left for single nodes
 _MAX_COUNTED_NATS = 1e14
 
 # a term with a smaller expected count in S affects no digit of p'
@@ -49,12 +50,12 @@ class SumTerms(NamedTuple):
     def log_ratios_to(self, origin: int) -> FloatArray:
         """Return ``log(term / term[origin])`` (k,) for each term.
 
-        `log_terms` are relative to the largest term. Far below it, differences of `log_terms` lose
-        digits. So this function subtracts the original logits.
+        Differences of `log_terms` would lose digits for terms far below the reference term. So the
+        original logits are subtracted.
         """
         divisors = self.log_divisors
 
-        # infinity - infinity would be NaN: a missing term has a log divisor of infinity
+        # a term that is never in S has an infinite log divisor; infinity - infinity would be NaN
         divisor_logs = np.where(divisors < np.inf, divisors - divisors[origin], np.inf)
 
         with np.errstate(over="ignore"):
@@ -66,10 +67,10 @@ class SumTerms(NamedTuple):
 
     @property
     def reference_index(self) -> int:
-        """Index of the term with the largest logit among the terms that are not rare.
+        """Index of the term whose logit is subtracted in `log_terms`.
 
-        All logs of terms are relative to the logit of this term. A rare term may be so much larger
-        that, relative to it, the differences between the other terms would be rounded away.
+        It is the term with the largest logit among those that are not rare. A rare term may be so
+        much larger that, relative to it, the differences between the others would be rounded away.
         """
         is_possible = self.log_divisors < np.inf
         is_frequent = is_possible & (self.counts > _RARE_COUNT)
@@ -78,7 +79,7 @@ class SumTerms(NamedTuple):
 
     @property
     def log_terms(self) -> FloatArray:
-        """Logs (k,) of the terms, minus the logit at `reference_index`; -inf for a missing term."""
+        """Logs (k,) of the terms minus the logit at `reference_index`; -inf if never in S."""
         with np.errstate(over="ignore"):
             logit_differences = np.clip(
                 self.logits - self.logits[self.reference_index], -LARGEST_FLOAT, LARGEST_FLOAT
@@ -88,10 +89,11 @@ class SumTerms(NamedTuple):
 
     @property
     def max_log_magnitude(self) -> float:
-        """Largest magnitude of the logits and log divisors of a term, for its rounding error.
+        """Bound on the magnitude of a log of a term, from which its rounding error is estimated.
 
-        Logits are measured within groups of neighbouring terms. An error in the distance between
-        two groups affects no sum, because the smaller group is negligible.
+        It is the largest range of logits in a group, plus the largest log divisor. A group ends
+        where the log of the next term differs by more than `_NEGLIGIBLE_NATS`: an error in the
+        distance between two groups affects no sum, because the smaller group is negligible.
         """
         kept = np.flatnonzero(self.log_divisors < np.inf)
         logits = self.logits[kept]
@@ -113,7 +115,7 @@ class ClassWeights(NamedTuple):
     log_probs: FloatArray  # (n,) log-softmax
     probs: FloatArray  # (n,) softmax
     logits: FloatArray  # (n,) as the caller gave them
-    log_divisors: FloatArray  # (n,) of a draw; infinite if a draw has weight 0
+    log_divisors: FloatArray  # (n,) log of what a draw is divided by; infinite if its weight is 0
     label: int
     # log divisor of the label's fixed term, which is in S without being drawn; infinite if S has no
     # such term
@@ -134,7 +136,7 @@ class ClassWeights(NamedTuple):
 def make_weights(
     logits: FloatArray, label: int, scheme: Scheme, divisors: FloatArray
 ) -> ClassWeights:
-    """Return the weights in S of one example with `logits` (n,) and `divisors` (n,) of draws."""
+    """Return the weights of one example, whose draws are exp(`logits`) / `divisors` (n,) in S."""
     log_probs, probs, _ = softmax_and_other_mass(logits, label)
     with np.errstate(divide="ignore"):
         log_divisors = np.log(divisors)
@@ -154,8 +156,8 @@ def make_weights(
 def log_mean_and_scale(terms: SumTerms) -> tuple[float, float]:
     """Return log E[S], and the log of the scale of S.
 
-    The log scale places the nodes: a rule for nodes returns x, and log u of the node is x minus the
-    log scale.
+    The log scale places the nodes: a `NodeRule` returns x, and log u is x minus the log scale. Both
+    results are relative to the logit at `SumTerms.reference_index`.
     """
     logs = terms.log_terms
     is_frequent = (terms.counts > _RARE_COUNT) & (logs > -np.inf)
@@ -171,13 +173,13 @@ class QuadratureNode(NamedTuple):
 
     log_decay: FloatArray  # (k,) log of u times each term
     log_mean: float  # log of u times E[S]
-    # (3,) quadrature weights: by all nodes in u, by every second node in u, and by all nodes in u
-    # again, for results by every second node in t
+    # (3,) weight of the node in three sums: over all nodes in u, over every second one, and again
+    # over all (for the results by every second node in t)
     weights: FloatArray
 
 
-# A rule for nodes is a function of the index of a node. It returns x, see `log_mean_and_scale`, and
-# the `QuadratureNode.weights`.
+# A rule for nodes maps the index of a node to x (log u plus the log scale of S) and to the
+# `QuadratureNode.weights`.
 NodeRule = Callable[[int], tuple[float, FloatArray]]
 
 
@@ -191,9 +193,9 @@ def double_exponential_node(index: int) -> tuple[float, FloatArray]:
 
 
 def equidistant_node(index: int) -> tuple[float, FloatArray]:
-    """Return x and the weights (3,) of a node of the equidistant rule, with the error bound (B79).
+    """Return x and the weights (3,) of a node of the equidistant rule, whose error bound is (B79).
 
-    The weight by every second node is 0.
+    There is no sum over every second node: its weight is 0.
     """
     return index * _LOG_U_STEP + _FIRST_EVEN_LOG_U, np.array([_LOG_U_STEP, 0.0, _LOG_U_STEP])
 
@@ -201,13 +203,13 @@ def equidistant_node(index: int) -> tuple[float, FloatArray]:
 def quadrature_nodes(
     terms: SumTerms, reference: float, log_scale: float, rule: NodeRule
 ) -> Iterator[QuadratureNode]:
-    """Yield nodes in increasing log u, without end; the caller stops when exp(-u S) is 0.
+    """Yield nodes in increasing log u, without end; the caller stops when E[exp(-u S)] is 0.
 
-    `reference` and `log_scale` are the results of `log_mean_and_scale`. If the logs of two terms
-    differ by many nats, exp(-u S) is constant between the inverses of the two terms. All nodes in
-    this range are yielded as one node with the sum of their weights, so that the time does not grow
-    with the range. After such a range log u has lost its digits, so that distances are measured
-    from the next term instead.
+    `reference` and `log_scale` are the results of `log_mean_and_scale`. If a term w is many orders
+    of magnitude larger than the next smaller one w', exp(-u S) does not change for u between 1 / w
+    and 1 / w'. All nodes in this range are yielded as one node with the sum of their weights, so
+    that the time does not grow with the range. After such a range log u has lost its digits, so
+    that distances are measured from the next term instead.
     """
     logs = terms.log_terms
     near_mean = int(np.abs(logs - reference).argmin())
@@ -239,7 +241,7 @@ def quadrature_nodes(
         if distance <= 2.0 * _LOG_U_STEP:
             continue
 
-        # skip whole pairs of nodes, so that even nodes remain even
+        # skip whole pairs of nodes, so that nodes with an even index keep one
         skipped = distance
         if distance < _MAX_COUNTED_NATS:
             skipped = 2.0 * _LOG_U_STEP * math.floor(0.5 * distance / _LOG_U_STEP)
@@ -262,14 +264,14 @@ def _logs_relative_to_largest(
     origin = int(np.where(is_ahead, log_decay, -np.inf).argmax())
     logs = terms.log_ratios_to(origin)
 
-    # `log_decay` may have rounded the differences of distant terms away: a term may be larger
+    # `log_decay` may have rounded away small differences, so that another term is the largest
     largest = int(np.where(is_ahead, logs, -np.inf).argmax())
     return logs if largest == origin else terms.log_ratios_to(largest)
 
 
 def integrand_changes(log_decay: FloatArray) -> bool:
-    """Return whether exp(-u S) changes with u at the node, given `log_decay` (k,) of its terms.
+    """Return whether exp(-u S) changes with u at a node, given `log_decay` (k,) of its terms.
 
-    exp(-u S) is constant between the inverses of two terms whose logs differ by many nats.
+    It does not if exp(-u w) is 1 or 0, to within rounding, for each term w.
     """
     return bool(((log_decay > _LOG_DECAY_OF_ONE) & (log_decay < _LOG_DECAY_OF_ZERO)).any())
