@@ -1,6 +1,6 @@
 """Atoms: the classes themselves, or fewer points with weights that represent their ratios.
 
-Sums over atoms replace sums over classes; section 5 of the README of `bias`.
+Sums over atoms replace sums over classes; see section 5 of the README of `bias`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,25 @@ _CLASSES_PER_CHUNK = 2048
 
 @dataclass
 class Atoms:
-    """The distribution of log r, as A atoms with weights.
+    """The distribution of the ratio r of one draw, as A atoms with weights.
 
     The atoms are the Chebyshev points of panels, or the classes themselves. A panel with index i
     covers log(r / R) from i * `width` to (i + 1) * `width`.
     """
 
     width: float  # of a panel, in log r
-    # (P,) indices of the panels that contain classes; None without panels
+    # (P,) indices of the panels that contain classes; None if the atoms are the classes
     panel_ids: IntArray | None
     points: Points  # arrays (A,), sorted by r
-    order: IntArray  # (A,) index of each atom before sorting: by panel and point, or by class
+    # (A,) index of each atom before it was sorted: in the order of panels and their points, or of
+    # classes
+    order: IntArray
 
     def panel_positions(self, ratios: Ratios) -> tuple[IntArray, FloatArray]:
-        """Return each class's panel, as an index into `panel_ids`, and the position in it, (n,)."""
+        """Return the panel of each class, and the position of the class in it, both (n,).
+
+        A panel is given as an index into `panel_ids`.
+        """
         assert self.panel_ids is not None
         first = int(self.panel_ids[0])
         count = int(self.panel_ids[-1] - self.panel_ids[0]) + 1
@@ -51,7 +56,7 @@ class Atoms:
         return slots[panel], s
 
     def by_panel(self, values: FloatArray) -> FloatArray:
-        """Return `values` of the atoms (A,), reordered by panel and point, (P, DEGREE)."""
+        """Return `values` (A,) of the atoms as (P, DEGREE), by panel and by point in the panel."""
         assert self.panel_ids is not None
         out = np.empty(len(self.order))
         out[self.order] = values
@@ -61,19 +66,23 @@ class Atoms:
 def panel_grid(centres: Ratios) -> tuple[float, int, int]:
     """Return the width, the first index and the number of the panels that cover all ratios."""
     low, high = centres.log_ratio_range
-    # if all ratios are close to R, two narrow panels suffice, one on each side of R
+    # if all ratios are close to R, one narrow panel on each side of R suffices, or on the only side
+    # that has classes
     width = min(panels.WIDTH, 1.0000001 * max(-low, high, 1e-300))
     first = math.floor(low / width)
     return width, first, math.floor(high / width) - first + 1
 
 
 class PanelMoments:
-    """The sums over classes of the third pass: Chebyshev moments of the weights of eq. (B22)."""
+    """Sums over classes in the third pass over them: Chebyshev moments of the weights (B22).
+
+    A moment of a panel is the sum, over its classes, of a weight times a Chebyshev polynomial.
+    """
 
     def __init__(self, centres: Ratios) -> None:
         require_few_nodes(centres.log_ratio_range[1] - centres.log_ratio_range[0])
         self.width, self.first, self.count = panel_grid(centres)
-        # (P,) the panels that contain classes, counted from `first`
+        # (P,) panels that contain classes, counted from the panel with the index `first`
         self.panel_ids = np.empty(0, np.int64)
         self.sums = Sum((0, 3, panels.DEGREE))
 
@@ -111,7 +120,8 @@ class PanelMoments:
 
         `draws` may be of any chunk of the classes, because only its `weightless` is used.
         """
-        # the transpose of interpolation distributes the weight of a class over its panel's points
+        # the weight of each class is distributed over the points of its panel: the matrix is the
+        # transpose of the one that interpolates from these points
         at_nodes = self.sums.value @ panels.coefficient_matrix().T
         weights = np.moveaxis(at_nodes, 1, 0).reshape(3, -1)
         positions = self.first + self.panel_ids[:, None] + panels.node_positions()
@@ -125,7 +135,7 @@ class PanelMoments:
 
 
 def make_atoms(draws: Draws, ratios: Ratios) -> Atoms:
-    """Return Chebyshev points as atoms, eq. (B22), or the classes if there are fewer of them."""
+    """Return Chebyshev points as atoms, eq. (B22), or the classes if they are fewer."""
     width, _, count = panel_grid(ratios)
     if count * panels.DEGREE > len(draws.draw_probs):
         points, order = class_points(draws, ratios, draws.draw_probs > 0.0)
@@ -134,7 +144,7 @@ def make_atoms(draws: Draws, ratios: Ratios) -> Atoms:
 
 
 def _class_weights(draws: Draws, ratios: Ratios, part: Any) -> tuple[FloatArray, FloatArray]:
-    """Return the weights (3, k) of the classes of a slice or mask, and their zeta (k,)."""
+    """Return the weights (3, k) and zeta (k,) of the k classes that a slice or mask selects."""
     return panels.class_weights(
         ratios.log_distances[part],
         draws.draw_probs[part],
@@ -147,7 +157,7 @@ def _class_weights(draws: Draws, ratios: Ratios, part: Any) -> tuple[FloatArray,
 def class_points(
     draws: Draws, ratios: Ratios, selected: NDArray[np.bool_]
 ) -> tuple[Points, IntArray]:
-    """Return the points and the order of atoms that are the `selected` classes.
+    """Return `Atoms.points` and `Atoms.order` if the atoms are the `selected` classes.
 
     `selected` (n,) is a mask; a selected class must have a positive draw probability.
     """
@@ -162,7 +172,7 @@ def class_moments(
     num_classes: int,
     shape: tuple[int, int],
 ) -> FloatArray:
-    """Return the Chebyshev moments of classes, (P, k, DEGREE), computed on all threads.
+    """Return the Chebyshev moments (P, k, DEGREE) of the classes in each panel, on all threads.
 
     `shape` is (P, k): the number of panels and of weights per class. ``weighted_classes(slice)``
     returns, for a slice of L classes, their panels (L,), their positions in the panels (L,), and
@@ -175,8 +185,8 @@ def class_moments(
         panels.add_moments(*weighted_classes(part), moments)
         return moments
 
-    # Rounding errors of a long sum of equal terms have the same sign and add up. So chunks are
-    # short, but not so short that adding their moments would take most of the time.
+    # In a long sum of equal terms, rounding errors have the same sign and add up. So chunks are
+    # short, but not so short that adding the moments of chunks would take most of the time.
     parts = chunks(num_classes, max(_CLASSES_PER_CHUNK, total.size))
     for moments in (thread_map if num_classes > CLASS_CHUNK else map)(work, parts):
         total += moments
@@ -191,11 +201,12 @@ def _sort_points(
     kappa: FloatArray,
     zeta: FloatArray,
 ) -> tuple[Points, IntArray]:
-    """Return the atoms at r = R exp(t) with `weights` (3, A), sorted by r, and their order.
+    """Return atoms sorted by r as `Points`, and the index (A,) of each before sorting.
 
-    `t`, `kappa` and `zeta` are (A,). Weightless draws become one more atom.
+    `weights` (3, A) and `t` = log(r / R), `kappa` and `zeta` (A,) describe the atoms. If draws can
+    be weightless (add nothing to S), they become one more atom.
     """
-    if draws.weightless:  # their atom is at r = 0, where kappa = zeta = -1
+    if draws.weightless:  # the atom of these draws is at r = 0, where kappa = zeta = -1
         t = np.append(t, -np.inf)
         kappa = np.append(kappa, -1.0)
         zeta = np.append(zeta, -1.0)
@@ -209,9 +220,11 @@ def _sort_points(
 
 @njit
 def _write_points(weights: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
-    """Return the rows of `Points`, (10, A).
+    """Return the fields of `Points` as rows (10, A), in the order of the fields.
 
-    `columns` are t, kappa and zeta, each (A,). `centres` are log R, log(mean / R) and log r0.
+    `columns` are t = log(r / R), kappa and zeta, each (A,). `centres` are log R, log(mean / R) and
+    log r0. The logs of sums r + R and r + mean do not cancel, so the plain difference log(mean / R)
+    is accurate enough for them.
     """
     (t, kappa, zeta) = columns
     (log_ref, t_mean, log_r0) = centres

@@ -18,14 +18,14 @@ from samplesoft._validation import FloatArray
 _LN2_1 = 0.6931471803691238
 _LN2_2 = 1.9082149288430703e-10
 _LN2_3 = 4.275175589747649e-20
-_VELTKAMP_FACTOR = 134217729.0
-_MAX_REFINED_LOG_RATIO = 2.0**-6
-# Absolute error of r / R by double-double arithmetic, where r / R is near 1: twice the largest
-# error in 6,000 random cases. So a deviation r / R - 1 of 1e-16 has
-# about eleven digits.
+_VELTKAMP_FACTOR = 134217729.0  # 2**27 + 1: splits a float into two halves of its digits
+_MAX_REFINED_LOG_RATIO = 2.0**-6  # below this |log(r / R)|, r / R - 1 is computed in double-double
+# Absolute error of r / R - 1 by double-double arithmetic: twice the largest error in 6,000 random
+# cases. So a deviation r / R - 1 of 1e-16 has about eleven correct digits.
 DEVIATION_ERROR = 1e-27
-MAX_REFINED_KAPPA = 0.5 * _MAX_REFINED_LOG_RATIO  # smaller |kappa| are computed in double-double
-# 1/4!, 1/3!, 1/2, 1 and 1, each with its rounding error
+MAX_REFINED_KAPPA = 0.5 * _MAX_REFINED_LOG_RATIO  # |kappa| below it come from double-double
+# The coefficients 1/4!, 1/3!, 1/2, 1 and 1 of the series of exp, as double-double numbers: each
+# with its rounding error.
 _QUARTIC = (0.041666666666666664, 2.3129646346357427e-18)
 _CUBIC = (1.0 / 6.0, 9.25185853854297e-18)
 Floats = tuple[float, float, float]
@@ -44,9 +44,10 @@ def relative_ratios(
 ) -> tuple[FloatArray, FloatArray]:
     """Write kappa_j = (r_j - R) / (r_j + R) into `kappas` (n,), and return sums and extremes.
 
-    `reference` is the logit, q and log r of the class with ratio R. Classes with ``drawn == 0`` are
-    skipped. The sums (6,) are over the classes of the slice. A near class is one with
-    0 < |kappa| < MAX_REFINED_KAPPA, and a far class one with a larger |kappa|:
+    `drawn` are the draw probabilities, and `probs` the softmax probabilities. `reference` is the
+    logit, q and log r of the class with ratio R. Classes with ``drawn == 0`` are skipped. A near
+    class is one with 0 < |kappa| < MAX_REFINED_KAPPA, and a far class one with a larger |kappa|.
+    The sums (6,) over the classes of the slice are of:
 
     - 0: ``drawn * (r / R - 1)``
     - 1 and 2: ``probs`` of the near classes, and ``(1 - kappa**2) * probs`` of the far classes
@@ -68,8 +69,8 @@ def relative_ratios(
         kappa = 1.0 if overflows else d / (2.0 + d)
         kappas[j] = kappa
         sums[0] += math.exp(min(math.log(drawn[j]) + t, 709.0)) if overflows else drawn[j] * d
-        # the kappa of near classes has the error `DEVIATION_ERROR`; that of far classes has the
-        # error of log r, times d kappa / d log r = (1 - kappa**2) / 2
+        # for the error estimate: kappa of a near class has the error `DEVIATION_ERROR`; kappa of a
+        # far class has the error of log r, times d kappa / d log r = (1 - kappa**2) / 2
         size = abs(kappa)
         if size >= MAX_REFINED_KAPPA:
             part = 1.0 - kappa * kappa
@@ -92,9 +93,9 @@ def relative_ratios(
 def deviation(log_ratio: float, o: float, o_ref: float, q: float, q_ref: float) -> float:
     """Return r_j / r_ref - 1, given log(r_j / r_ref) to working precision.
 
-    expm1(log_ratio) has the absolute error of log_ratio, which is several ulps of the logits, so it
-    loses digits where log_ratio is small. For |log_ratio| < 1/64 the deviation is computed from the
-    logits and q instead, in double-double arithmetic.
+    The logits of the two classes are `o` and `o_ref`. expm1(log_ratio) has the absolute error of
+    log_ratio, which is several ulps of the logits, so it loses digits where log_ratio is small. For
+    |log_ratio| < 1/64 the deviation is computed from the logits and q instead, in double-double.
     """
     if abs(log_ratio) < _MAX_REFINED_LOG_RATIO:
         return _accurate_deviation(o, o_ref, q, q_ref)
@@ -124,7 +125,7 @@ def _two_product(a: float, b: float) -> tuple[float, float]:
 
 @njit
 def _multiply(a: float, a_low: float, b: float, b_low: float) -> tuple[float, float]:
-    """Return the product of two double-double numbers."""
+    """Return the product of the double-double numbers a + a_low and b + b_low."""
     p, e = _two_product(a, b)
     e += a * b_low + a_low * b
     s = p + e
@@ -133,7 +134,7 @@ def _multiply(a: float, a_low: float, b: float, b_low: float) -> tuple[float, fl
 
 @njit
 def _add(a: float, a_low: float, b: float, b_low: float) -> tuple[float, float]:
-    """Return the sum of two double-double numbers."""
+    """Return the sum of the double-double numbers a + a_low and b + b_low."""
     s, e = _two_sum(a, b)
     e += a_low + b_low
     t = s + e
@@ -142,14 +143,14 @@ def _add(a: float, a_low: float, b: float, b_low: float) -> tuple[float, float]:
 
 @njit
 def _exp(x: float, x_low: float) -> tuple[float, float, int]:
-    """Return exp(x + x_low) = (high + low) * 2**k in double-double, for |x| < 1400."""
+    """Return high, low and k with exp(x + x_low) = (high + low) * 2**k, for |x| < 1400."""
     k = math.floor(x * 1.4426950408889634 + 0.5)
     r, e = _two_sum(x, -k * _LN2_1)
     r, e2 = _two_sum(r, -k * _LN2_2)
     r, low = _two_sum(r, e + e2 - k * _LN2_3 + x_low)
 
-    # exp(r) is exp(r / 16) squared four times; only the leading terms of the series of exp(r / 16)
-    # are in double-double
+    # exp(r) is exp(r / 16) squared four times. In the series of exp(r / 16), only the leading terms
+    # need double-double; the others are the `tail`.
     r *= 0.0625
     low *= 0.0625
     tail = 1.0 / 39916800.0 + r / 479001600.0
@@ -169,7 +170,7 @@ def _exp(x: float, x_low: float) -> tuple[float, float, int]:
 
 @njit
 def _accurate_deviation(o: float, o_ref: float, q: float, q_ref: float) -> float:
-    """Return exp(o - o_ref) * q_ref / q - 1, where the product has about 28 digits."""
+    """Return exp(o - o_ref) * q_ref / q - 1, with the product computed to about 28 digits."""
     x, x_low = _two_sum(o, -o_ref)
     high, low, k = _exp(x, x_low)
     f_ref, k_ref = math.frexp(q_ref)

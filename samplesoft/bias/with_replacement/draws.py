@@ -1,7 +1,8 @@
 """The distribution of one draw, for each scheme.
 
-`Draws` describes every scheme with replacement in one form, eq. (B1): a base mass, plus the mean
-of independent draws with ratios r. `Totals` has the sums over classes from which it is made.
+`Draws` describes every scheme with replacement in one form, eq. (B1): S is a base mass, which is
+present without any draw, plus the mean ratio r = e / q of independent draws. `Totals` has the sums
+over classes from which `Draws` is made.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from samplesoft.bias.numerics.summation import LogSum, Sum, weighted_median
 from samplesoft.schemes import Scheme
 
 CLASS_CHUNK = 1 << 16
-_MIN_LOG_MASS = -1e300  # logs are limited to it, because differences of smaller logs could overflow
+_MIN_LOG_MASS = -1e300  # smaller logs are replaced by it, so that their differences do not overflow
 Result = TypeVar("Result")
 
 
 class Totals:
-    """The sums over classes of the first pass: the normalisers of the softmax and of q.
+    """Sums over classes in the first pass over them: the normalisers of the softmax and of q.
 
-    They also contain the medians from which the reference ratio is chosen. `add` adds a chunk of
-    classes, and `merge` adds the sums over other chunks.
+    Also contains medians of ratios, from which the reference ratio R is chosen. `add` adds a chunk
+    of classes, and `merge` adds the sums over other chunks.
     """
 
     def __init__(self, scheme: Scheme, num_draws: int, label: int) -> None:
@@ -36,7 +37,7 @@ class Totals:
         self.label = label
         self.num = 0  # number of classes added
 
-        # until the label has been added
+        # NaN until the label has been added
         self.label_logit = math.nan
         self.label_q = math.nan
 
@@ -44,10 +45,11 @@ class Totals:
         self.other_exps = LogSum()
         self.q_others = Sum()
         self.min_logit = math.inf
-        self.min_log_product = math.inf  # the smallest o + log q of the drawn classes
+        # smallest o + log q, o being the logit, of all classes that can be drawn, also the label
+        self.min_log_product = math.inf
 
-        # (k, 3), a row for each slice of classes: the log of the slice's mass, and the o and q of
-        # the class that has the weighted median of the slice's ratios
+        # (k, 3), a row for each slice of classes, and for a label that can be drawn: the log of its
+        # mass, the sum of exp(o), and the logit o and q of the class at the weighted median ratio
         self.medians = np.empty((0, 3))
 
     @property
@@ -61,7 +63,7 @@ class Totals:
         return float(self.other_exps.scaled_sum.value)
 
     def add(self, start: int, logits: FloatArray, q: FloatArray) -> Totals:
-        """Add the classes `start`, `start` + 1, ...; return self."""
+        """Add the classes with the indices `start`, `start` + 1, ...; return self."""
 
         def work(part: slice) -> Totals:
             o = logits[part]
@@ -105,7 +107,7 @@ class Totals:
         return self
 
     def empty(self) -> Totals:
-        """Return sums for the same example to which no class has been added."""
+        """Return `Totals` of the same example, to which no class has been added."""
         return Totals(self.scheme, self.num_draws, self.label)
 
     def add_others(self, logits: FloatArray, q: FloatArray) -> None:
@@ -116,7 +118,7 @@ class Totals:
             exps = np.exp(logits - top)
             log_q = np.log(q)
 
-        if drawn.all() and len(drawn):  # the next branch does the same, but slower
+        if drawn.all() and len(drawn):  # the next branch would give the same result, but slower
             highest = top
             drawn_exps = exps
             self.min_log_product = float((logits + log_q).min())
@@ -136,7 +138,7 @@ class Totals:
 
 
 def map_classes(work: Callable[[slice], Result], num_classes: int) -> Iterable[Result]:
-    """Return `work(slice)` for each slice of the classes, on all threads if there are several."""
+    """Return `work(slice)` for each slice of the classes; several slices run on all threads."""
     if 0 < num_classes <= CLASS_CHUNK:
         return (work(slice(0, num_classes)),)
     return thread_map(work, chunks(num_classes, CLASS_CHUNK))
@@ -144,10 +146,11 @@ def map_classes(work: Callable[[slice], Result], num_classes: int) -> Iterable[R
 
 @dataclass
 class Draws:
-    """The draws of one example, as S = base mass + (sum of m iid ratios r) / m; eq. (B1).
+    """The distribution of S of one example, as base mass + (sum of m iid ratios r) / m; eq. (B1).
 
-    The logits are normalised so that Z = 1. If the scheme divides by the number K of accepted
-    draws, 1/K replaces 1/m. The arrays contain all n classes of the example, or a chunk of them.
+    The scale is such that Z = 1: the masses e are softmax probabilities. If the scheme divides by
+    the number K of accepted draws, 1/K replaces 1/m. The arrays contain all n classes of the
+    example, or a chunk of them.
     """
 
     totals: Totals
@@ -155,19 +158,19 @@ class Draws:
     q: FloatArray  # (n,) the proposal, as the caller passed it
     log_probs: FloatArray  # (n,) the log-softmax, which is log e_j because Z = 1
     probs: FloatArray  # (n,) the softmax
-    draw_probs: (
-        FloatArray  # (n,) q_j of (B1): the probability that a draw is class j and has weight
-    )
+    # (n,) q_j of (B1): the probability that a draw is class j and adds to S
+    draw_probs: FloatArray
     label: int | None  # index of the label in the arrays; None if it is in another chunk
-    q_total: float  # the normaliser by which q is divided
-    weightless: float  # probability that a draw adds nothing to S, as a masked accidental hit
+    q_total: float  # the sum by which q is divided
+    # probability that a draw adds nothing to S, because it is the label, which is masked
+    weightless: float
     log_base: float  # log of the base mass; -inf without one
-    mean_ratio: float  # the expected ratio of one draw
+    mean_ratio: float  # the expected ratio of one draw; a weightless draw has the ratio 0
     other_mass: float  # softmax mass of all classes except the label, without cancellation
     log_label: float  # log of the label's softmax probability
     label_draw_prob: float  # probability that one draw from q is the label
     other_draw_prob: float  # probability that one draw from q is another class
-    top: float  # the largest logit of all classes
+    top: float  # the largest logit o of all classes
     log_total: float  # log of the sum of exp(o - `top`) over all classes
 
     @property
@@ -197,18 +200,18 @@ class Draws:
 
     @property
     def max_log_product(self) -> float:
-        """The largest |log(e q)| of the drawn classes."""
+        """The largest |log(e q)| of the classes that can be drawn."""
         largest = math.log(self.q_total) - self.log_softmax_of(self.totals.min_log_product)
         return max(float(largest), 0.0)
 
     @property
     def draws_any_class(self) -> bool:
-        """Whether any class has a ratio."""
+        """Whether any class can be drawn, and so has a ratio."""
         return len(self.totals.medians) > 0
 
     @property
     def max_base_log(self) -> float:
-        """The largest magnitude of the logs in the base mass; 0 without a base mass."""
+        """The largest |log| of a factor of the base mass, for rounding errors; 0 without one."""
         logs = [self.log_label] if self.scheme.label_in_sum else []
         if self.scheme.corrects_label:
             logs += [float(np.log(self.num_draws)), float(np.log(self.label_draw_prob))]
@@ -223,9 +226,9 @@ class Draws:
 
 
 def _masses(totals: Totals) -> tuple[float, float, float]:
-    """Return the largest logit, the mass of the other classes, and the mass of the label.
+    """Return the largest logit, the mass of all classes but the label, and the label's mass.
 
-    A mass is the sum of exp(o - largest logit).
+    A mass is a sum of exp(o - largest logit).
     """
     top = max(totals.top, totals.label_logit)
     others = totals.exp_sum * math.exp(totals.top - top)
@@ -233,14 +236,15 @@ def _masses(totals: Totals) -> tuple[float, float, float]:
 
 
 def make_draws(logits: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme) -> Draws:
-    """Return the draws of `scheme` for one example; the sum of `q` (n,) may differ from 1."""
+    """Return the `Draws` of one example under `scheme`; the sum of `q` (n,) may differ from 1."""
     return draws_of_chunk(Totals(scheme, m, label).add(0, logits, q), 0, logits, q)
 
 
 def draws_of_chunk(totals: Totals, start: int, logits: FloatArray, q: FloatArray) -> Draws:
-    """Return the draws of an example, with the arrays of the classes `start`, `start` + 1, ...
+    """Return the `Draws` of an example, with arrays for a chunk of k classes.
 
-    `totals` are over all classes of the example; `logits` and `q` (k,) are of the k classes.
+    `totals` are over all classes of the example. `logits` and `q` (k,) are those of the classes
+    `start` to `start` + k - 1.
     """
     scheme = totals.scheme
     m = totals.num_draws
@@ -250,8 +254,8 @@ def draws_of_chunk(totals: Totals, start: int, logits: FloatArray, q: FloatArray
     other_mass = exps / (exps + of_label)
     log_label = max(totals.label_logit - top, _MIN_LOG_MASS) - log_total
 
-    # log p_t from a rounded logit loses the digits of 1 - p_t where p_t is near 1. So for p_t > 1/2
-    # take log1p(-other_mass), because other_mass is a sum that does not contain the label
+    # log p_t of the label t, from a rounded logit, loses the digits of 1 - p_t where p_t is near 1.
+    # So for p_t > 1/2 it is log1p(-other_mass), where other_mass is a sum without the label.
     if log_label > -math.log(2.0):
         log_label = math.log1p(-other_mass)
     others = float(totals.q_others.value)

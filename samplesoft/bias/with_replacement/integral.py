@@ -1,8 +1,9 @@
 """The exact bias of one example for draws with replacement.
 
-`with_replacement_bias` is the complete computation in memory. `Integral` computes the flows (B6) of
-an example from its atoms, whose classes may be in memory or in chunks. `bias_of_classes` computes
-the bias of classes from the flows.
+`with_replacement_bias` is the complete computation, if all classes are in memory. `Integral`
+computes the flows (B6) of an example from its atoms, whose classes may be in memory or in chunks.
+The flow of class j is p_j times the difference of E[p'_j] / p_j from the value at the reference
+ratio R. `bias_of_classes` computes the bias of classes from the flows.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from samplesoft.kernels import panels
 from samplesoft.schemes import Scheme
 
 _MAX_RELATIVE_ERROR = 1e-10  # warn if the estimated error exceeds this fraction of the bias (L1)
-_MIN_ERROR = 1e-290  # smaller errors are ignored, because they are close to subnormal numbers
+_MIN_ERROR = 1e-290  # up to it errors never warn, because they are close to subnormal numbers
 
 
 def with_replacement_bias(
@@ -54,8 +55,9 @@ def with_replacement_bias(
 ) -> ExampleBias:
     """Return the exact bias of one example.
 
-    The step of the quadrature is halved until the estimated errors are small. If they stay large,
-    the results with the smallest estimated errors are returned.
+    The step of the quadrature is halved until the estimated errors are small, but only a few times.
+    If they stay large, the bias and the loss bias with the smallest estimated errors are returned;
+    the two may come from different steps.
     """
     draws = make_draws(logits, label, q, m, scheme)
     if (row := trivial_bias(draws)) is not None:
@@ -75,7 +77,7 @@ def with_replacement_bias(
     integral = Integral(draws, ratios, atoms, pairs)
     best = None
 
-    # a result that is not finite gets the error inf, so that another attempt is better
+    # a result that is not finite gets the error inf, so that any other attempt is preferred
     with np.errstate(all="ignore"):
         for flows in integral.attempts():
             bias = bias_of_classes(flows, flow_draws, flow_ratios)
@@ -90,12 +92,13 @@ def with_replacement_bias(
 
 def loses_digits(error: Any, size: Any) -> Any:
     """Return whether `error` is too large for a bias of L1 norm `size`, elementwise."""
-    return np.logical_not(error <= np.maximum(_MAX_RELATIVE_ERROR * size, _MIN_ERROR))  # NaN too
+    # negated, so that an error of NaN is too large
+    return np.logical_not(error <= np.maximum(_MAX_RELATIVE_ERROR * size, _MIN_ERROR))
 
 
 def trivial_bias(draws: Draws) -> ExampleBias | None:
     """Return the exact bias if all outcomes of the draws give the same p', else None."""
-    # S is the label alone, the loss is 0
+    # only the label can be drawn, and it is not accepted: S is the label alone, and the loss is 0
     if draws.scheme.divides_by_accepted and not draws.draws_any_class:
         bias = -draws.probs
         if draws.label is not None:
@@ -118,24 +121,26 @@ class Pairs(NamedTuple):
 class Flows(NamedTuple):
     """The integrals over the nodes, from which the flows (B6) of all classes follow.
 
-    A size is a sum of the magnitudes of terms, to which rounding errors are proportional.
+    Rounding errors are proportional to the fields `size` and `class_size`, which are sums of the
+    magnitudes of terms.
     """
 
     atoms: Atoms
-    values: FloatArray  # (A,) Phi of (B23) at each atom; a flow is q kappa Phi
+    values: FloatArray  # (A,) Phi of (B23) at each atom; the flow of a class is q kappa Phi
     total: float  # F of (B6): the sum of all flows
-    # l of (B8), or -sigma of (B11); 0 without a base mass, and if the base mass is a draw
+    # l of (B8), or -sigma of (B11); 0 if there is no base mass, or if the base mass is a draw
     label_flow: float
-    coarse: float  # change of the flows and of the label's terms under half of the nodes, L1 norm
+    # L1 norm of the changes of the flows and of the label's terms if every second node is left out
+    coarse: float
     size: float  # magnitudes of the terms of the flows and of the label
     class_size: float  # magnitudes of the terms of the flows alone
     weights: NodeWeights  # the weights of the nodes in these integrals
 
     def with_total_of(self, flows: Flows, other_mass: float) -> Flows:
-        """Return the flows of pairs with the label, with the total F of the plain `flows`.
+        """Return these flows, of pairs with the label, with the total F of the plain `flows`.
 
-        In eq. (B12) the flow of a class has the ratio r_j + r_t, but F has the ratios r_j.
-        `other_mass` is the softmax mass of all classes except the label.
+        In eq. (B12) the flow of a class is computed with the ratio r_j + r_t (t is the label), but
+        F with the ratios r_j. `other_mass` is the softmax mass of all classes except the label.
         """
         return self._replace(
             total=flows.total,
@@ -165,7 +170,8 @@ class Integral:
         self.atoms = atoms
         self.pairs = pairs
 
-        # |log e| + |log q| of (B25) equals |log(e q)|, because both logs are negative
+        # unit of (B25): the relative error of a ratio that is computed from its log. The sum
+        # |log e| + |log q| there equals |log(e q)|, because both logs are negative.
         unit = relative_term_error(draws.max_log_product)
         sums = ratios.error_sums
         kappa_error = DEVIATION_ERROR * sums.near_probs + unit * sums.far_probs
@@ -174,20 +180,22 @@ class Integral:
         )
         spread = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
 
-        # rounding of the terms of the bias
+        # relative rounding error of the terms of the bias, which contain the base mass
         self.bias_unit = max(unit, relative_term_error(draws.max_base_log))
-        # rounding of the terms of the loss bias, in which each ratio is weighted by the softmax
+        # relative rounding error of the terms of the loss bias, in which each ratio is weighted by
+        # the softmax
         self.loss_unit = max(unit, relative_term_error(draws.max_log_prob))
 
-        # error of the flows that is due to the error of kappa, and so of r - R
+        # relative error of the flows that is due to the errors of kappa, of near and of far classes
         self.kappa_unit = kappa_error / sums.abs_kappa_probs if sums.abs_kappa_probs > 0.0 else 0.0
-        # error of the loss bias that is due to the error of r - mean
+        # relative error of the loss bias that is due to the errors of r - mean
         self.deviation_unit = math.sqrt(variance_error) / spread if spread > 0.0 else 0.0
 
     def attempts(self) -> Iterator[Flows]:
         """Yield the flows for smaller and smaller steps.
 
-        For a jackknife, each step gives several results, by different weights of the nodes.
+        For a jackknife, each step gives several results: different weights of the nodes give the
+        same integral with different rounding errors.
         """
         draws = self.draws
         for step in halved_steps(0.5 * STEP if draws.scheme.jackknife else STEP):
@@ -222,7 +230,7 @@ class Integral:
 
         loss_bias, loss_size = assemble_loss(draws, weights)
         loss_error = estimate_sum_error(terms, loss_size, self.loss_unit, weights.loss_narrow)
-        # the terms of a jackknife cancel, so compare the error with their sum, not their magnitudes
+        # the terms of a jackknife cancel: compare the error with their sum, not their magnitudes
         scale = abs(float(terms.sum())) if is_jackknife else loss_size
         limit = RELATIVE_TOLERANCE * scale + 4.0 * self.loss_unit * loss_size
         is_enough = bias_is_enough and loss_error <= limit
@@ -252,12 +260,12 @@ def _integrate_flows(
     )
     weight = np.abs(points.q_kappa)
 
-    # no BLAS here, because its last bits depend on the number of threads
+    # sums instead of dot products: the last bits of BLAS depend on the number of threads
     coarse = float((weight * np.abs(over_nodes.full - over_nodes.half)).sum())
     size = class_size = float((weight * over_nodes.size).sum())
 
-    # In (B8) the label's terms change the bias of the label by l * other_mass, and the biases of
-    # the other classes by as much in total
+    # In (B8) the sum l of the label's terms adds l * other_mass to the bias of the label, and
+    # subtracts as much from the other classes together: an L1 norm of 2 l * other_mass.
     coarse += 2.0 * draws.other_mass * change_by_half_of_nodes(weights.label_terms)
     size += 2.0 * draws.other_mass * float(weights.label_magnitudes.sum())
     return Flows(
@@ -277,14 +285,14 @@ def bias_of_classes(
 ) -> FloatArray:
     """Return the bias (n,) of all classes of an example, or of a chunk of them.
 
-    `draws` and `ratios` are of the same classes. For a chunk, `others` is the sum of the bias of
-    all classes of the example except the label.
+    `draws` and `ratios` are those of the classes. For a chunk, `others` must be the sum of the bias
+    over all classes of the example except the label.
     """
     atoms = flows.atoms
     class_flows = draws.draw_probs * ratios.kappa
     total = flows.total
     if atoms.panel_ids is None:
-        # each drawn class is an atom; one more atom may represent weightless draws
+        # each class that can be drawn is an atom; a last atom may represent weightless draws
         active = draws.draw_probs > 0.0
         by_class = np.empty(len(atoms.order))
         by_class[atoms.order] = flows.values
@@ -305,14 +313,15 @@ def bias_of_classes(
 
 
 def _log_pair_scale(log_r_label: float) -> float:
-    """Return the log of the factor on the draw probabilities of pairs, which prevents underflow."""
+    """Return the log of the factor that keeps the draw probabilities of pairs from underflow."""
     return max(log_r_label, 0.0)
 
 
 def unscale_pairs(draws: Draws, atoms: Atoms) -> Atoms:
-    """Return atoms of pairs whose ratios are divided by the factor on their draw probabilities.
+    """Return atoms of pairs with their ratios divided by the factor exp(`_log_pair_scale`).
 
-    After that, draw probability times ratio is e_j again; see `pair_with_label`.
+    Their draw probabilities contain this factor. After the division, draw probability times ratio
+    is e_j again; see `pair_with_label`.
     """
     log_r = atoms.points.log_r - _log_pair_scale(draws.log_r_label)
     return replace(atoms, points=atoms.points._replace(log_r=log_r))
@@ -321,9 +330,10 @@ def unscale_pairs(draws: Draws, atoms: Atoms) -> Atoms:
 def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
     """Return the draws and ratios of each class paired with the label, eq. (B12).
 
-    With the base mass r_t / m, E[p'_j] = e_j int m T**(m-1) exp(-v (r_j + r_t)) dv. So a flow has
-    the ratio r_j + r_t, and the draw probability e_j / (r_j + r_t), while T has the ratios r_j. The
-    draw probabilities are multiplied by exp(`_log_pair_scale`).
+    The base mass is r_t / m, where t is the label, so that
+    E[p'_j] = e_j int m T**(m-1) exp(-v (r_j + r_t)) dv. So the flow of class j is computed with the
+    ratio r_j + r_t and the draw probability e_j / (r_j + r_t), while T has the ratios r_j. The draw
+    probabilities are returned times exp(`_log_pair_scale`).
     """
     log_r_label = draws.log_r_label
     o_ref, q_ref, log_ref = ratios.reference
@@ -334,9 +344,10 @@ def pair_with_label(draws: Draws, ratios: Ratios) -> tuple[Draws, Ratios]:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         ratio = np.exp(np.minimum(ratios.log_r - log_ref, LARGEST_EXPONENT))
         kappa = ratios.kappa
-        # r / R - 1 cancels where r is near R, so take 2 kappa / (1 - kappa) for |kappa| < 1/2
+        # r / R - 1 cancels where r is near R: for |kappa| < 1/2 it is 2 kappa / (1 - kappa)
         above = np.where(np.abs(kappa) < 0.5, 2.0 * kappa / (1.0 - kappa), ratio - 1.0)
-        # r_j + r_t - R cancels if the larger of the two is near R: add the smaller to (larger - R)
+        # r_j + r_t - R cancels if the larger of r_j and r_t is near R: so the smaller one is added
+        # to (larger one - R)
         rise = np.where(ratio < ratio_label, ratio + above_label, above + ratio_label)
         pair_kappa = rise / (ratio + ratio_label + 1.0)
         log_r = np.logaddexp(ratios.log_r, log_r_label)

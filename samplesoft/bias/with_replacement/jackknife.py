@@ -2,10 +2,10 @@
 
 The bias of a jackknife is of order 1/m**2. The naive formula m b_m - (m - 1) b_(m - 1) is a
 difference of terms of order 1, and loses digits for large m. With s = -log theta, the bias for m
-draws is the integral of m exp(-m s) H(s), and the loss bias is the integral of exp(-m s) K(s). The
-jackknife replaces m exp(-m s) by g'' and exp(-m s) by -g', eqs. (B13) and (B70). Integration by
-parts moves the derivatives to H and K, where nothing cancels. Section 7 of the README of `bias`
-derives this.
+draws is the integral of m exp(-m s) H(s), and the loss bias is the integral of exp(-m s) K(s); H
+and K do not depend on m. The jackknife replaces m exp(-m s) by g'' and exp(-m s) by -g', eqs. (B13)
+and (B70). Integration by parts moves the derivatives to H and K, where nothing cancels. Section 7
+of the README of `bias` derives this.
 """
 
 from __future__ import annotations
@@ -28,22 +28,26 @@ from samplesoft.bias.with_replacement.node_weights import (
 )
 from samplesoft.bias.with_replacement.nodes import TiltedNodes
 
-# width of the smooth step, in log v: some nodes wide, and narrow compared with the integrand
+# width, in log v, of the smooth step where two forms of the integrand meet: it covers some nodes,
+# and is narrow compared with the integrand
 _STEP_WIDTH = 0.3
-_STEP_WIDTHS_TO_ZERO = 6.5  # distance from the cut at which the step, 4e-20, is set to 0
-_CUBE_ERROR_UNITS = 8.0  # relative error of a third-order term, in relative errors of a term
-_RELATIVE_TOLERANCE = 1e-11  # no other cut is tried if the relative error is below this
-_SIGNS = np.array([[-1.0], [1.0]])  # sign of a subtrahend in the value, and in the magnitude
+_STEP_WIDTHS_TO_ZERO = 6.5  # this many widths beyond the cut, the step is 4e-20, and is set to 0
+_CUBE_ERROR_UNITS = 8.0  # error of a third-order term, relative to that of an ordinary term
+# loss terms whose relative error is at most this are taken; otherwise other forms are tried
+_RELATIVE_TOLERANCE = 1e-11
+# the sign of a term that is subtracted: in the value (row 0), and in the magnitude (row 1)
+_SIGNS = np.array([[-1.0], [1.0]])
 
 
 def jackknife_weights(draws: Draws, nodes: TiltedNodes, unit: float) -> Iterator[NodeWeights]:
-    """Yield node weights with the same integral; those that suffice most often come first.
+    """Yield several node weights, which give the same bias with different rounding errors.
 
-    They differ in rounding errors. `unit` is the relative error of a loss term that is
+    Those that suffice most often come first. `unit` is the relative error of a loss term that is
     proportional to a ratio.
     """
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
-    kernel = _make_kernel(draws, v_base - nodes.log_transform)  # both terms of s are positive
+    # s = v B - log T, with the base mass B: both terms are positive
+    kernel = _make_kernel(draws, v_base - nodes.log_transform)
     loss = _best_loss_terms(draws, nodes, kernel, unit)
     for cut in _choose_cuts(draws, nodes, kernel.s):
         yield _make_jackknife_weights(draws, nodes, kernel, cut, loss)
@@ -53,8 +57,8 @@ class _Kernel(NamedTuple):
     """The kernel g of the jackknife and its derivatives in s, at the nodes.
 
     g and its derivatives are exp(-(m - 1) s) times polynomials in 1 - exp(-s). The fields (2, K)
-    are these polynomials: the first row is the value, and the second row the sum of the magnitudes
-    of its terms.
+    are the values of these polynomials: row 0 is the value, and row 1 the sum of the magnitudes of
+    its terms.
     """
 
     s: FloatArray  # (K,) -log theta
@@ -65,10 +69,10 @@ class _Kernel(NamedTuple):
 
 
 class _LossTerms(NamedTuple):
-    """Terms (K,) of the loss bias at the nodes, and `sizes` (K,), their magnitudes.
+    """Terms (K,) of the loss bias, one for each node, whose sum is the loss bias.
 
-    `narrow` is True if the strip in which the integrand is analytic is narrow; see
-    `estimate_error`.
+    `sizes` (K,) are magnitudes, to which the errors of the terms are proportional. `narrow` is True
+    if the strip in which the integrand is analytic is narrow; see `estimate_error`.
     """
 
     terms: FloatArray
@@ -92,15 +96,15 @@ def _make_kernel(draws: Draws, s: FloatArray) -> _Kernel:
 def _make_jackknife_weights(
     draws: Draws, nodes: TiltedNodes, kernel: _Kernel, log_cut: float, loss: _LossTerms
 ) -> NodeWeights:
-    """Return node weights by parts below v = exp(log_cut), and by the plain difference above.
+    """Return the node weights of g H'' below v = exp(log_cut), and of g'' H above it.
 
-    The flow for m draws is the integral of m exp(-m s) H(s) with H = D dv/ds and H(0) = 0. Two
-    integrations by parts turn the integral of g'' H into the integral of g H'', eq. (B14). Where s
-    almost stops growing with v, H rises steeply, and the terms of H'' cancel. So a smooth step at
-    the cut splits H in two.
+    The flow for m draws is the integral of m exp(-m s) H(s) with H = D dv/ds, D = psi - psi_R and
+    H(0) = 0. For the jackknife it is that of g'' H, which two integrations by parts turn into that
+    of g H'', eq. (B14). Where s almost stops growing with v, H rises steeply, and the terms of H''
+    cancel. So a smooth step at the cut splits H into two parts, one for each form.
     """
     s = kernel.s
-    # `decay` is the factor of m - 1 draws; psi replaces the factor of one of them
+    # the factor `kernel.decay` of m - 1 draws, where psi replaces the factor of one of them
     survive = nodes.dx * np.exp(log_first_draw(nodes, -s) - (draws.num_draws - 2) * s)
     step = _smooth_step(nodes.x, log_cut)
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
@@ -108,13 +112,14 @@ def _make_jackknife_weights(
     skew = np.stack([-nodes.skew, nodes.skew_size])
     first, second = (np.stack([v, np.abs(v)]) for v in (step.first, step.second))
 
-    with np.errstate(all="ignore"):  # entries that are not finite are set to 0 below
+    # entries that are not finite are set to 0 further down
+    with np.errstate(all="ignore"):
         derivative = v_base + nodes.mean  # v ds/dv
         # (B15): the coefficients of D, v D' and v**2 D'' in H'', and their magnitudes, (2, K)
         c2 = kernel.g / derivative / derivative
         c1 = 3.0 * c2 * (variance / derivative)
         c0 = c1 * (nodes.variance / derivative) + c2 * (skew / derivative)
-        # the coefficients for the product of D and the step
+        # the same coefficients for (D times the step) in place of D, by the product rule
         whole = c0 * step.value + c1 * first + c2 * second
         below = np.stack([whole, c1 * step.value + 2.0 * c2 * first, c2 * step.value])
 
@@ -136,7 +141,10 @@ def _make_jackknife_weights(
 def _apply_to_label(
     coefficients: FloatArray, nodes: TiltedNodes, v_base: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the terms of the label, eq. (B16) with D = 1 - psi_R, and their magnitudes, (K,)."""
+    """Return the label's terms at the nodes and their magnitudes, both (K,).
+
+    They are the terms of eq. (B16) with D = 1 - psi_R, times v and the base mass.
+    """
     psi_ref = np.exp(nodes.log_psi_ref + nodes.log_scaled_transform)  # exp(-v (R - r0))
     lead = np.where(psi_ref > 0.0, nodes.lead, 0.0)
     with np.errstate(all="ignore"):
@@ -153,11 +161,12 @@ def _apply_to_label(
 
 
 def _best_loss_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
-    """Return the loss terms with the smallest expected error, of `_loss_term_choices`.
+    """Return those of `_loss_term_choices` that have the smallest expected error.
 
     `unit` is the relative error of a term that is proportional to a ratio.
     """
-    with np.errstate(all="ignore"):  # choices that are not finite get an infinite expected error
+    # choices that are not finite get an infinite expected error
+    with np.errstate(all="ignore"):
         best = None
         smallest_error = np.inf
         for loss in _loss_term_choices(draws, nodes, kernel, unit):
@@ -174,7 +183,10 @@ def _best_loss_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: fl
 def _loss_term_choices(
     draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float
 ) -> Iterator[_LossTerms]:
-    """Yield loss terms with the same sum; those that suffice most often come first."""
+    """Yield several loss terms with the same sum, but different rounding errors.
+
+    Those that suffice most often come first. For `unit` see `_best_loss_terms`.
+    """
     below, edge = _terms_by_parts(draws, nodes, kernel)
     yield below
     yield _terms_by_frullani(draws, nodes, kernel, unit)
@@ -192,10 +204,10 @@ def _loss_term_choices(
 def _terms_by_frullani(
     draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float
 ) -> _LossTerms:
-    """Return the terms of g'(s) - g'(v), the first form of (B70).
+    """Return the loss terms g'(s) - g'(v), the first form of (B70).
 
-    The difference cancels where s is near v. So for (m - 1) (v - s) < 1 it is expanded into the
-    differences of the two factors of g', each of which is an expm1 of v - s, the field `excess`.
+    The difference cancels where s is near v. So for (m - 1) (v - s) < 1 it is computed from the
+    differences of the two factors of g', which are expm1 of multiples of v - s (`nodes.excess`).
     """
     s = kernel.s
     less = draws.num_draws - 1
@@ -217,10 +229,10 @@ def _terms_by_frullani(
 
 
 def _plain_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float) -> _LossTerms:
-    """Return the terms of the integral of -g' K, with K ds = (gap / s) dv / v; (B70).
+    """Return the loss terms of the integral of -g' K, with K ds = (gap / s) dv / v; (B70).
 
-    The ratios have the errors of their logarithms. Where s almost stops growing with v, gap / s is
-    -1 to the last bit for all ratios, so such terms have rounding errors only.
+    Errors of the logs of ratios change s and gap. But where s almost stops growing with v, gap / s
+    is -1 to the last bit whatever the ratios are, so such terms have rounding errors only.
     """
     s = kernel.s
     tilt = nodes.gap / s
@@ -236,25 +248,25 @@ def _plain_terms(draws: Draws, nodes: TiltedNodes, kernel: _Kernel, unit: float)
 def _terms_by_parts(
     draws: Draws, nodes: TiltedNodes, kernel: _Kernel
 ) -> tuple[_LossTerms, FloatArray]:
-    """Return the terms of the integral of g K', eq. (B17), and v g K (K,).
+    """Return the loss terms of the integral of g K', eq. (B17), and g K dx at each node.
 
-    The second result, times the derivative of a smooth step, is the term that a cut adds.
+    If a smooth step ends the integration by parts, the terms g K dx times `_Step.first` are added.
     """
-    # v ds/dv
+    # v ds/dv, with the base mass
     derivative = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT)) + nodes.mean
     s = kernel.s
     tilt = nodes.gap / s
 
-    # this form contains no terms of the first two orders in v, because derivative = s + gap
+    # with derivative = s + gap, the terms of the first two orders in v are gone from this form
     gap_part = (3.0 + tilt) * tilt * nodes.gap
     curve = nodes.balance + gap_part
 
-    # the balance is of third order in v; the terms that it sums have magnitudes of variance**1.5
-    # or more
+    # the balance is of third order in v, like the skew and variance**1.5; so its error is estimated
+    # from their sum
     cubes = nodes.skew_size + nodes.variance_size**1.5
     size = _CUBE_ERROR_UNITS * cubes + np.abs(curve) + np.abs(gap_part)
 
-    # (B71), for a derivative far below s, where the terms with gap cancel
+    # where the derivative is far below s, the terms with gap cancel: (B71) is a form without them
     steep = derivative * (derivative / s) ** 2
     far = nodes.variance - derivative + steep
     far_size = nodes.variance_size + derivative + steep
@@ -273,22 +285,22 @@ def _terms_by_parts(
 
 
 def _error_size(rounded: FloatArray, moved: FloatArray, unit: float) -> FloatArray:
-    """Return the magnitudes (K,) whose product with `unit` is the error of each term.
+    """Return the magnitude (K,) of each term that, times `unit`, is the error of the term.
 
-    `rounded` (K,) are the magnitudes for rounding errors alone. `moved` (K,) are the derivatives of
-    the terms with respect to the logs of the ratios, whose error is `unit`.
+    `rounded` (K,) are magnitudes for the rounding errors alone. `moved` (K,) are derivatives of the
+    terms in the logs of the ratios; these logs have the error `unit`.
     """
     rounding_fraction = min(2.0 * ROUNDING / unit, 1.0)
     return rounding_fraction * rounded + (1.0 - rounding_fraction) * moved
 
 
 def _product_or_zero(weight: FloatArray, values: FloatArray) -> FloatArray:
-    """Return weight * values (K,), and 0 where the weight is 0, even if the value is not finite."""
+    """Return weight * values (K,), but 0 where the weight is 0, even if the value is not finite."""
     return np.where(np.abs(weight) < 1e-290, 0.0, weight * values)
 
 
 def _expected_error(loss: _LossTerms, unit: float) -> float:
-    """Return the estimated error of the sum of the loss terms."""
+    """Return the estimated error of the sum of the loss terms; inf if a term is not finite."""
     if not (np.isfinite(loss.terms).all() and np.isfinite(loss.sizes).all()):
         return np.inf
     return estimate_sum_error(loss.terms, float(loss.sizes.sum()), unit, loss.narrow)
@@ -298,11 +310,12 @@ def _expected_error(loss: _LossTerms, unit: float) -> float:
 
 
 def _choose_cuts(draws: Draws, nodes: TiltedNodes, s: FloatArray) -> list[float]:
-    """Return candidates log v for the cut; those that suffice most often come first.
+    """Return the values of log v to try as the cut; those that suffice most often come first.
 
-    They are the stall of s, -inf, the decay of m draws, and inf. At the stall, which leaves space
-    for the step, v ds/dv has not yet fallen to s / 2. At the decay, exp(-m s) m**2 is about
-    exp(-10), so that the plain difference loses nothing beyond it.
+    The form by parts is used below the cut: nowhere if it is -inf, and everywhere if it is inf.
+    Two cuts lie between. One is so far below the v at which s almost stops growing (v ds/dv falls
+    to s / 2) that the step ends before. At the other, exp(-m s) m**2 is about exp(-10), so that the
+    plain form loses nothing beyond it.
     """
     m = draws.num_draws
     decayed = float(np.interp((10.0 + 2.0 * np.log(m)) / m, s, nodes.x))
@@ -313,9 +326,9 @@ def _choose_cuts(draws: Draws, nodes: TiltedNodes, s: FloatArray) -> list[float]
 
 
 class _Step(NamedTuple):
-    """A smooth step from 1 to 0 with its derivatives, all (K,).
+    """A smooth step from 1 to 0 and its derivatives, at the nodes, all (K,).
 
-    `first` is v times the first derivative in v, and `second` v**2 times the second.
+    `first` is v times its first derivative in v, and `second` is v**2 times its second.
     """
 
     value: FloatArray

@@ -1,14 +1,14 @@
 """Compiled sums of the exact bias: over the atoms at each node, and over the nodes at each atom.
 
 The sums are the Laplace transform T(v) = sum_j q_j exp(-v r_j) of one draw, and functions related
-to it. Ratios are measured from one of three centres, so that nearly equal numbers are never
-subtracted: from the lower bound r0, so that T does not underflow; from the reference R, for
-differences between classes; and from the mean ratio, for differences from the limit of many draws.
-Section 4 of the README of `bias` has the equations.
+to it; psi = exp(-v r) / T. Ratios are measured from one of three centres, so that nearly equal
+numbers are never subtracted: from the lower bound r0, so that T does not underflow; from the
+reference R, for differences between classes; and from the mean ratio, for differences from the
+limit of many draws. Section 4 of the README of `bias` has the equations.
 
-The atoms are sorted by r. At a node v, atoms with v (r - r0) near 0 are "flat", and the last of
-them stands for all. Atoms with a large v (r - r0) are "gone", and their terms are constant. The
-other atoms are evaluated in blocks, by loops that the compiler vectorises. Such a loop must not
+The atoms are sorted by r. At a node v, atoms whose d = v (r - r0) is near 0 are "flat": exp(-d) is
+1 - d, and the last of these atoms stands for all. Atoms with a large d are "gone": exp(-d) is 0.
+The other atoms are evaluated in blocks, by loops that the compiler vectorises. Such a loop must not
 branch, and must not use more arrays than the compiler can check for overlap.
 """
 
@@ -31,12 +31,13 @@ from samplesoft.kernels.exponential import (
 from samplesoft.kernels.rows import add_row, copy_row
 from samplesoft.kernels.sort_ids import count_below
 
-# largest v (mean - r0) at which sums around the mean are computed: beyond it exp(-y) overflows
+# largest v (mean - r0) at which sums around the mean are computed; beyond it exp(-y), where
+# y = v (r - mean), could overflow
 CENTRED_LIMIT = 600.0
-FLAT = -38.0  # for a smaller log d, with d = v (r - r0), exp(-d) is 1 - d to the last bit
-GONE = 7.3  # for a larger log d, exp(-d) is 0, and so is exp(-y) with y = d - v (mean - r0)
+FLAT = -38.0  # where log d is below it, d = v (r - r0), exp(-d) is 1 - d to the last bit
+GONE = 7.3  # where log d is above it, exp(-d) is 0, and so is exp(-y) with y = v (r - mean)
 _ATOMS_PER_BLOCK = 512
-_MAX_EXPONENT = 708.0  # for a larger d, exp(-d) is set to 0, because subnormal numbers are slow
+_MAX_EXPONENT = 708.0  # exp(-d) is set to 0 beyond this d, because subnormal numbers are slow
 
 Rows = tuple[FloatArray, FloatArray, FloatArray]
 
@@ -59,7 +60,8 @@ class Points(NamedTuple):
 class NodeSums(NamedTuple):
     """Sums over the atoms at each node, all (K,): each field is the sum of q times a function of r.
 
-    Here d = v (r - r0) and y = v (r - mean); eqs. (B18) to (B21).
+    With d = v (r - r0) and y = v (r - mean), the functions are those below; eqs. (B18) to (B21).
+    Only the jackknife needs `first`, `second`, `third`, `tangent`, `bend`, `square` and `cube`.
     """
 
     transform: FloatArray  # exp(-d), whose sum is T exp(v r0)
@@ -69,7 +71,7 @@ class NodeSums(NamedTuple):
     third: FloatArray  # d**3 exp(-d)
     above: FloatArray  # exp(-d) - exp(-v (R - r0))
     centred_transform_minus_1: FloatArray  # exp(-y) - 1 + y, P of (B20)
-    tangent: FloatArray  # 1 - (1 + y) exp(-y), G of the README
+    tangent: FloatArray  # 1 - (1 + y) exp(-y), G in section 4 of the README
     bend: FloatArray  # (y**2 + 2 y + 2) exp(-y) - 2
     square: FloatArray  # y**2 exp(-y)
     cube: FloatArray  # y**3 exp(-y)
@@ -80,7 +82,7 @@ class AtomIntegrals(NamedTuple):
 
     full: FloatArray  # by all nodes
     half: FloatArray  # by every second node
-    size: FloatArray  # of the magnitudes of the terms
+    size: FloatArray  # of the magnitudes of the integrand's terms, by all nodes
 
 
 def node_sums(
@@ -93,7 +95,7 @@ def node_sums(
     """Return the sums over the atoms at each node `x` = log v (K,).
 
     The two logs are log(R - r0) and log(mean - r0). Without `with_moments`, the fields that only
-    the cumulants need are 0.
+    the jackknife needs (`first`, `second`, `third`, `tangent`, `bend`, `square`, `cube`) are 0.
     """
     log_distances = np.array([log_ref_above_r0, log_mean_above_r0])
     plain = np.zeros((4, len(x)))
@@ -129,9 +131,10 @@ def atom_integrals(
     """Return the integrals over the nodes `x` = log v (K,) at each atom.
 
     The integrand is v r T exp(v r0) (c0 D + c1 v D' + c2 v**2 D'') / kappa for D = psi - psi_R,
-    eq. (B23). `coefficients` (K, 6) are c0, c1 and c2, and then the magnitudes of the terms from
-    which each was computed. `tilted` (K, 5) is `TiltedNodes.tilted`, or None if c1 = c2 = 0, which
-    holds for all schemes except the jackknives. `log_ref_above_r0` is log(R - r0).
+    eq. (B23), with derivatives in v. `coefficients` (K, 6) are c0, c1 and c2, and then, for a
+    jackknife, the sums of magnitudes of the terms from which each was computed. For other schemes
+    only c0 is not 0. `tilted` (K, 5) is `TiltedNodes.tilted` for a jackknife, and None otherwise.
+    `log_ref_above_r0` is log(R - r0).
     """
     num = len(points.q)
     log_distances = np.array([log_ref_above_r0])
@@ -158,11 +161,12 @@ def sums_at_nodes(
     workspace: FloatArray,
     block: FloatArray,
 ) -> None:
-    """Write the sums at each node to `out` (4, K), and the sums for cumulants to `tilted` (7, K).
+    """Write the fields of `NodeSums` to `out` (4, K), those for the jackknife to `tilted` (7, K).
 
-    `out` and `tilted` must be 0 before. If `tilted` is None, the sums for cumulants are neither
-    computed nor compiled. `log_distances` (2,) is log(R - r0) and log(mean - r0). `workspace`
-    (24, A + 1) and `block` (9, atoms of a block) are overwritten.
+    The rows are ordered as in `node_sums`. `out` and `tilted` must be 0 before. If `tilted` is
+    None, the sums for the jackknife are neither computed nor compiled. `log_distances` (2,) is
+    log(R - r0) and log(mean - r0). `workspace` (24, A + 1) and `block` (9, atoms of a block) are
+    overwritten.
     """
     num = len(points.q)
     log_d = points.log_d
@@ -171,9 +175,10 @@ def sums_at_nodes(
     zeta = points.zeta
     log_sum_mean = points.log_sum_mean
 
-    # The rows of `weights` are q, q kappa, q zeta**2, and q as the factor of d. At each node, the
-    # sums over all flat atoms replace the entries of one of them, which are restored afterwards.
-    # `over_contrast` has the same rows for gone atoms, divided by kappa or zeta.
+    # The rows of `weights` are q, q kappa, q zeta**2, and again q, for terms proportional to d. At
+    # each node, sums over all flat atoms replace the entries of the last flat atom, which are
+    # restored afterwards. The rows of `over_contrast` are summed over gone atoms: they are q, which
+    # is also (q kappa) / kappa and (q zeta**2) / zeta**2, and q |r - mean| / (mean - r0).
     weights = workspace[:4]
     over_contrast = workspace[4:8]
     early = workspace[8:12]
@@ -271,7 +276,10 @@ def _sum(values: FloatArray) -> float:
 def _sum_decays(
     weights: Rows, decay: FloatArray, drop: FloatArray, contrast: FloatArray
 ) -> tuple[float, float, float]:
-    """Return the sums over a block of q exp(-d), q (exp(-d) - 1), and q kappa contrast."""
+    """Return the sums, over a block of atoms, of q exp(-d), q (exp(-d) - 1) and q kappa contrast.
+
+    `contrast` is the result of `_write_contrasts`.
+    """
     q, q_drop, q_kappa = weights
     transform = total_drop = above = 0.0
     for i in range(len(q)):
@@ -285,7 +293,7 @@ def _sum_decays(
 def _sum_moments(
     q_drop: FloatArray, d: FloatArray, decay: FloatArray
 ) -> tuple[float, float, float]:
-    """Return the sums of q times d exp(-d), d**2 exp(-d) and d**3 exp(-d) over a block."""
+    """Return the sums of q d exp(-d), q d**2 exp(-d) and q d**3 exp(-d) over a block of atoms."""
     first = second = third = 0.0
     for i in range(len(q_drop)):
         moment = q_drop[i] * decay[i]
@@ -300,7 +308,7 @@ def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) ->
     """Write q (exp(-y) - 1 + y) to `p`, y to `y` and exp(-y) to `e`, for the atoms of a block.
 
     `of_mean` is q zeta**2, zeta and v (r + mean). The naive exp(-y) - 1 + y loses digits for small
-    y. For |y| < 1 take y**2 times its series instead.
+    y. For |y| < 1 it is computed as y**2 times a series.
     """
     weights, zeta, total = of_mean
     first, last = _write_signed(zeta, total, y)
@@ -331,9 +339,10 @@ def _write_excess(of_mean: Rows, e: FloatArray, y: FloatArray, p: FloatArray) ->
 def _write_centred(
     weights: FloatArray, zeta: FloatArray, total: FloatArray, e: FloatArray, terms: FloatArray
 ) -> None:
-    """Write the terms of `tangent`, `bend`, `square` and `cube` to `terms`, for a block of atoms.
+    """Write the terms of the sums `tangent`, `bend`, `square` and `cube` of a block to `terms`.
 
-    The first two are differences that lose digits for small y. For |y| <= 1 take series instead.
+    `total` is v (r + mean), and `e` is exp(-y). `tangent` and `bend` are differences that lose
+    digits for small y. For |y| <= 1 they are computed from a series.
     """
     h = terms[0]
     t = terms[1]
@@ -362,8 +371,8 @@ def _write_centred(
 def far_sums(terms: FloatArray, logs: FloatArray, onward: bool) -> FloatArray:
     """Return scaled cumulative sums of ``terms * exp(logs)``, (H, K + 1), for `terms` (H, K).
 
-    Column k is the sum over the indices below k, divided by exp(logs[k - 1]). With `onward`, it is
-    the sum over the indices k and above, divided by exp(logs[k]). The scaling prevents overflow.
+    Column k is the sum over all indices below k, divided by exp(logs[k - 1]). With `onward`, it is
+    the sum over the indices from k on, divided by exp(logs[k]). The division prevents overflow.
     """
     out = np.empty((len(terms), len(logs) + 1))
     write_far_sums(terms, logs, onward, out)
@@ -403,9 +412,9 @@ def _add_atom_integrals(
 ) -> None:
     """Add the integrals at the atoms to `out` (3, A): full, half and size of `AtomIntegrals`.
 
-    `log_distances` (1,) is log(R - r0). If `tilted` is None, the code for derivatives of D is not
-    compiled. `of_nodes` (12, K + 1), `of_atoms` (6, A) and `block` (3, atoms of a block) are
-    overwritten.
+    `log_distances` (1,) is log(R - r0). If `tilted` is None, the code for the derivatives of D
+    (c1 and c2) is not compiled. `of_nodes` (12, K + 1), `of_atoms` (6, A) and `block` (3, atoms of
+    a block) are overwritten.
     """
     num = len(x)
     log_r = points.log_r
@@ -418,8 +427,9 @@ def _add_atom_integrals(
     late = of_nodes[9:]
     _write_far_terms(x, coefficients, tilted, log_distances[0], at_flat, at_gone)
 
-    # sums over the nodes before each node, and over the nodes from each node on; times v r / kappa
-    # they are integrals at an atom
+    # For each node: `early` is the sum of the terms of a flat atom over all nodes before it, and
+    # `late` that of a gone atom over it and all later nodes. Times v r / kappa of an atom they are
+    # its integrals over these nodes.
     write_far_sums(at_flat, x, False, early)
     write_far_sums(at_gone, x, True, late)
     plain_d = of_atoms[0]
@@ -456,7 +466,7 @@ def _add_atom_integrals(
             length = part.stop - start
             _write_scaled_exps(log_v, log_d, plain_d, reach_d, part, d)
             _write_decays(d[:length], decay, contrast)
-            # the arrays are reused: the terms go to `contrast`, and their magnitudes to `d`
+            # the arrays are reused: the terms are written to `contrast`, their magnitudes to `d`
             if c[1] == 0.0 and c[2] == 0.0:
                 _write_scaled_exps(log_v, log_sum, plain_sum, reach_sum, part, contrast)
                 _write_contrasts(decay_ref, kappa[part], decay, d, contrast)
@@ -467,7 +477,7 @@ def _add_atom_integrals(
                 copy_row(contrast, decay[:length])
                 rows = log_r[part], kappa[part], log_sum[part]
                 _write_with_derivatives(log_v, derivative_terms, decay_ref, rows, d, contrast)
-            # one loop over all arrays would not be vectorised
+            # three loops, because one loop over all these arrays would not be vectorised
             add_row(out[0][part], 1.0, contrast)
             if k % 2 == 0:
                 add_row(out[1][part], 2.0, contrast)
@@ -486,9 +496,10 @@ def add_far(
     atoms: slice,
     out: FloatArray,
 ) -> None:
-    """Add the terms of far nodes to `out` (k, A), for the slice `atoms`.
+    """Add the integrals over far nodes to `out` (k, A), for the slice `atoms`.
 
-    A term is ``terms[:, index] * v * r * scales``, where ``x = log v``.
+    A node is far if the atom is flat or gone there. An integral is ``terms[:, index]``, a column of
+    `far_sums`, times ``v * r * scales``, where ``x = log v``.
     """
     for i in range(atoms.start, atoms.stop):
         rate = scaled(x, log_r[i])
@@ -506,9 +517,10 @@ def _write_far_terms(
     at_flat: FloatArray,
     at_gone: FloatArray,
 ) -> None:
-    """Write the terms of each node at flat atoms and at gone atoms, both (3, K).
+    """Write the term of each node in the integral of a flat atom and of a gone atom, both (3, K).
 
-    The rows are full, half and size of `AtomIntegrals`, divided by v r / kappa of the atom.
+    The rows belong to `full`, `half` and `size` of `AtomIntegrals`. The terms are divided by
+    v r / kappa of the atom, so that they are the same for all flat and for all gone atoms.
     """
     for k in range(len(x)):
         for h in range(3):
@@ -522,7 +534,7 @@ def _write_far_terms(
             at_gone[0, k] = -decay_ref * c[0]
             value = c[0] + at_gone[0, k]
             size = 0.0
-            # r0 is near R, so take the right side of (B19) with r = r0 and kappa = -1
+            # c0 (1 - exp(-d_ref)) cancels where r0 is near R: take c0 exp(-d_ref) expm1(d_ref)
             if d_ref < 1.0:
                 value = decay_ref * d_ref * (c[0] * _decay_ratio(-d_ref))
         else:
@@ -545,7 +557,8 @@ def _write_far_terms(
                 )
                 value = value + at_gone[0, k]
                 size = size + at_gone[2, k]
-        if x[k] + log_ref_above_r0 >= FLAT:  # otherwise `near_atoms` counts no atom as flat
+        # where this fails, `near_atoms` counts no atom as flat
+        if x[k] + log_ref_above_r0 >= FLAT:
             at_flat[0, k] = value
             at_flat[2, k] = size
         if tilted is None or (c[1] == 0.0 and c[2] == 0.0):
@@ -556,7 +569,10 @@ def _write_far_terms(
 
 @njit_bare
 def _write_plain_terms(c: float, rate: FloatArray, term: FloatArray, size: FloatArray) -> None:
-    """Multiply `term` by c v r for the atoms of a block, and write the magnitudes to `size`."""
+    """Multiply `term` by c v r for a block of atoms, and write the magnitudes of it to `size`.
+
+    `rate` is v r.
+    """
     for i in range(len(rate)):
         term[i] *= c * rate[i]
     for i in range(len(rate)):
@@ -566,19 +582,19 @@ def _write_plain_terms(c: float, rate: FloatArray, term: FloatArray, size: Float
 class _DerivativeTerms(NamedTuple):
     """The values at one node from which c0 D + c1 v D' + c2 v**2 D'' is computed.
 
-    Each first-order value contains a factor v, and each second-order value a factor v**2.
+    A field ``name_size`` is the sum of the magnitudes of the terms of the field ``name``.
     """
 
     c0: float
     c1: float
     c2: float
-    s0: float  # magnitudes of the terms of c0, c1 and c2
+    s0: float  # the sums of magnitudes of the terms of c0, c1 and c2
     s1: float
     s2: float
-    mean: float  # tilted mean - r0
-    lead: float  # R - tilted mean; 0 where psi_R is 0
+    mean: float  # v (tilted mean - r0)
+    lead: float  # v (R - tilted mean); 0 where psi_R is 0
     lead_size: float
-    variance: float
+    variance: float  # v**2 times the tilted variance
     variance_size: float
     square: float  # lead**2 - variance
     square_size: float
@@ -586,7 +602,10 @@ class _DerivativeTerms(NamedTuple):
 
 @njit
 def _make_derivative_terms(c: FloatArray, tilted: FloatArray, decay_ref: float) -> _DerivativeTerms:
-    """Return the values at a node, given its rows `c` of `coefficients` and `tilted`."""
+    """Return the values at a node, given its row `c` of `coefficients` and its row of `tilted`.
+
+    `decay_ref` is exp(-v (R - r0)).
+    """
     lead, lead_size = (tilted[1], tilted[3]) if decay_ref > 0.0 else (0.0, 0.0)
     variance = tilted[2]
     variance_size = tilted[4]
@@ -600,9 +619,10 @@ def _make_derivative_terms(c: FloatArray, tilted: FloatArray, decay_ref: float) 
 
 @njit
 def _terms_far(parts: _DerivativeTerms, ahead: float, ahead_size: float) -> tuple[float, float]:
-    """Return (c0 psi + c1 v psi' + c2 v**2 psi'') / psi and its magnitude; above eq. (B16).
+    """Return (c0 psi + c1 v psi' + c2 v**2 psi'') / psi, and the sum of magnitudes of its terms.
 
-    `ahead` is v (r - tilted mean), and `ahead_size` the magnitude of its terms.
+    The formulas are those before eq. (B16). `ahead` is v (r - tilted mean), and `ahead_size` the
+    sum of the magnitudes of its terms.
     """
     value = parts.c0 - parts.c1 * ahead + parts.c2 * (ahead * ahead - parts.variance)
     size = parts.s0 + parts.s1 * ahead_size
@@ -613,9 +633,10 @@ def _terms_far(parts: _DerivativeTerms, ahead: float, ahead_size: float) -> tupl
 def _terms_near(
     parts: _DerivativeTerms, away: float, ratio: float, e: float
 ) -> tuple[float, float]:
-    """Return (c0 D + c1 v D' + c2 v**2 D'') / (-psi_R v (r - R)) and its magnitude, for r near R.
+    """Return (c0 D + c1 v D' + c2 v**2 D'') / (-psi_R v (r - R)), and the magnitudes of its terms.
 
-    `away` is v (r - R), below 1 in magnitude, `e` is exp(-away), and `ratio` is (1 - e) / away.
+    It is for r near R, where D = psi - psi_R would cancel. `away` is v (r - R), at most 1 in
+    magnitude, `e` is exp(-away), and `ratio` is (1 - e) / away. The magnitudes are summed.
     """
     value = parts.c0 * ratio - parts.c1 * (parts.lead * ratio - e)
     value += parts.c2 * (parts.square * ratio - (2.0 * parts.lead + away) * e)
@@ -633,10 +654,10 @@ def _write_with_derivatives(
     size: FloatArray,
     term: FloatArray,
 ) -> None:
-    """Write the terms of one node, with derivatives of D, and their magnitudes, for a block.
+    """Write the terms of one node, with derivatives of D, and their magnitudes, for some atoms.
 
-    `size` holds d on entry and the magnitudes on return; `term` holds exp(-d) on entry and the
-    terms on return. `at` is log v.
+    On entry `size` is d and `term` is exp(-d); on return they are the magnitudes and the terms.
+    `rows` are log r, kappa and log(r + R) of the atoms, which are a block. `at` is log v.
     """
     log_r, kappa, log_sum = rows
     ref, ref_size = _terms_far(parts, parts.lead, parts.lead_size)
@@ -670,17 +691,20 @@ def _write_with_derivatives(
 
 @njit
 def scaled(x: float, log_distance: float) -> float:
-    """Return v times a distance, given the log of each, limited to the range of float64."""
+    """Return v times a distance, given x = log v and the log of the distance.
+
+    Larger results than exp(LARGEST_EXPONENT) are clipped to it.
+    """
     return math.exp(min(x + log_distance, LARGEST_EXPONENT))
 
 
 @njit_bare
 def near_atoms(x: float, log_d: FloatArray, log_distances: FloatArray) -> tuple[int, int]:
-    """Return the index of the first atom that is not flat, and that of the first gone atom.
+    """Return the index of the first atom that is not flat, and of the first gone atom.
 
-    A flat atom has a v (r - r0) that is negligible compared with 1 and compared with each distance
-    whose log is in `log_distances`, times v. If one of these products is itself negligible compared
-    with 1, no atom counts as flat.
+    An atom is flat if d = v (r - r0) is below exp(`FLAT`), and below exp(`FLAT`) times each of the
+    products of v and a distance whose log is in `log_distances`. If one of these products is itself
+    below exp(`FLAT`), no atom counts as flat. An atom is gone if d is at least exp(`GONE`).
     """
     edge = FLAT - x
     for log_distance in log_distances:
@@ -690,7 +714,7 @@ def near_atoms(x: float, log_d: FloatArray, log_distances: FloatArray) -> tuple[
 
 @njit_bare
 def _write_exps(logs: FloatArray, out: FloatArray) -> float:
-    """Write exp(logs) to `out`, and return the largest finite |log|."""
+    """Write exp(logs) to `out`, and return the largest |log| of those that are not -inf."""
     reach = 0.0
     for i in range(len(logs)):
         out[i] = math.exp(min(logs[i], LARGEST_EXPONENT))
@@ -705,7 +729,7 @@ def _write_scaled_exps(
 ) -> None:
     """Write v exp(logs) to `out` for a block, given `plain` = exp(logs) and `reach` = max |logs|.
 
-    The products v * plain are used unless one of them could overflow or underflow.
+    It is computed as v * plain, or as exp(x + logs) if a product could overflow or underflow.
     """
     if abs(x) + reach < _MAX_EXPONENT:
         v = math.exp(x)
@@ -722,8 +746,8 @@ def _write_scaled_exps(
 def _write_decays(d: FloatArray, decay: FloatArray, drop: FloatArray) -> None:
     """Write exp(-d) to `decay` and exp(-d) - 1 to `drop` for a block, with d = v (r - r0).
 
-    The naive exp(-d) - 1 loses digits for small d. For d < 1 take -d times the series of
-    (1 - exp(-d)) / d instead.
+    The naive exp(-d) - 1 loses digits for small d. For d < 1 it is computed as -d times the series
+    of (1 - exp(-d)) / d.
     """
     last = count_below(d, 1.0)
     for i in range(len(d[:last])):
@@ -740,7 +764,7 @@ def _write_decays(d: FloatArray, decay: FloatArray, drop: FloatArray) -> None:
 
 @njit_bare
 def _write_signed(signs: FloatArray, total: FloatArray, out: FloatArray) -> tuple[int, int]:
-    """Write signs * total of a block, which increases, to `out`.
+    """Write signs * total of a block of atoms to `out`; the products must increase.
 
     Returns the number of products below -1, and the number of products below 1.
     """

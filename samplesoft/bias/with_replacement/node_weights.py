@@ -1,8 +1,8 @@
 """The weights of the nodes for a scheme, and the bias from the flows.
 
-`make_node_weights` computes the factor of each node in the integrals (B6) to (B8), and
-`assemble` computes the bias, (B8) to (B12). Since p' sums to 1, eq. (B5), `assemble` never has to
-subtract p from E[p'].
+`make_node_weights` computes the factor of each node in the integrals (B6) to (B8), and `assemble`
+computes the bias from the flows f_j, by (B8) to (B12). Since p' sums to 1, eq. (B5), `assemble`
+never has to subtract p from E[p'].
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from samplesoft.bias.with_replacement.nodes import Nodes
 class NodeWeights:
     """Weights of the K nodes in the integrals of the bias and of the loss bias.
 
-    A field that ends in ``_magnitudes`` has the magnitudes of the terms before they cancel;
-    rounding errors are proportional to it.
+    A field that ends in ``_magnitudes`` has the magnitudes from which rounding errors follow: the
+    sum of |x| over the numbers x that add up to a term.
     """
 
     # (K, 6): the coefficients c0, c1 and c2 of `atom_integrals`, which contain dx / (T exp(v r0)),
-    # and then their sizes. All but c0 are 0 except for the jackknife; `atom_integrals` then takes
-    # the magnitudes of the terms themselves as their sizes.
+    # and then the sums of magnitudes of which each was computed. Only a jackknife has more than c0:
+    # otherwise columns 1 to 5 are 0, and the magnitudes are those of the terms themselves.
     coefficients: FloatArray
-    # (K,) the terms whose sum is l of (B8); -sigma of (B11) for a corrected label with masked
-    # accidental hits; 0 if the base mass is a draw
+    # (K,) the terms whose sum is l of (B8); or -sigma of (B11), if the label is corrected and draws
+    # of it are masked; 0 if the base mass is a draw
     label_terms: FloatArray
-    label_magnitudes: FloatArray  # (K,)
+    label_magnitudes: FloatArray  # (K,) of `label_terms`
     # (K,) the terms whose sum is E[log S] - log E[S], eq. (B7), or the integral of (B74)
     loss_terms: FloatArray
     loss_magnitudes: FloatArray  # (K,) including the factor 1 + |exponent| of `exponent_magnitudes`
     loss_narrow: bool = False  # whether the strip in which the loss integrand is analytic is narrow
-    loss_offset: float = 0.0  # the loss bias minus the sum of `loss_terms`
+    loss_offset: float = 0.0  # to be added to the sum of `loss_terms` to get the loss bias
     loss_offset_magnitude: float = 0.0
 
 
@@ -50,17 +50,17 @@ def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
     log_theta = nodes.log_transform - v_base  # (B3)
 
-    # if the base mass is a draw, eq. (B12) adds it to the ratios of the classes instead
+    # if the base mass is a draw, eq. (B12) adds it to the ratios of the classes, not to the weight
     log_draws = nodes.log_transform if scheme.label_is_a_draw else log_theta
     weight, loss_integrand = _draw_weights(draws, nodes, log_theta, log_draws)
     coefficients = np.zeros((len(weight), 6))
     coefficients[:, 0] = nodes.dx * weight
-    base_terms = v_base * coefficients[:, 0]
+    base_terms = v_base * coefficients[:, 0]  # with base mass B: v B dx E / (T exp(v r0))
     if scheme.label_is_a_draw:
         label_terms = np.zeros_like(base_terms)
     elif scheme.corrects_label:
-        # 1 - m q_t psi_R cancels for m = 1 and q_t near 1: take (1 - psi_R) - (m q_t - 1) psi_R,
-        # times T exp(v r0)
+        # 1 - m q_t psi_R, which cancels for m = 1 and q_t near 1, is computed as
+        # (1 - psi_R) - (m q_t - 1) psi_R, times T exp(v r0)
         decay_ref = np.exp(nodes.log_psi_ref + nodes.log_scaled_transform)  # exp(-v (R - r0))
         beyond_one = (
             draws.num_draws - 1
@@ -84,13 +84,14 @@ def make_node_weights(draws: Draws, nodes: Nodes) -> NodeWeights:
 def _with_corrected_loss(
     draws: Draws, nodes: Nodes, v_base: FloatArray, weights: NodeWeights
 ) -> NodeWeights:
-    """Return the weights with the loss offset of a corrected label.
+    """Return `weights` with the loss terms and the loss offset for a corrected label.
 
-    The loss terms are those of (B7), or those of (B74) if their magnitudes have the smaller sum.
+    The loss terms are those of (B7), or of (B74) if the magnitudes of (B74) have the smaller sum.
     """
     shift, shift_size = _corrected_loss_offset(draws)
     shifted = replace(weights, loss_offset=shift, loss_offset_magnitude=shift_size)
-    if draws.scheme.label_is_a_draw:  # exp(-m v B) of (B74) has not decayed at the last node
+    # (B74) is of no use if the base mass B is a draw: exp(-m v B) is not small at the last node
+    if draws.scheme.label_is_a_draw:
         return shifted
     m = draws.num_draws
     of_label = draws.log_label
@@ -109,11 +110,11 @@ def _with_corrected_loss(
 
 
 def _corrected_loss_offset(draws: Draws) -> tuple[float, float]:
-    """Return the loss bias minus (B7), and the magnitude to which its rounding is proportional.
+    """Return the loss bias minus (B7), and a magnitude, which times `unit` is its rounding error.
 
-    The offset is log E[S] - (corrected label logit) + (label logit), which equals log(1 + d). Let k
-    be the expected number of draws of the label, and o the mass of the other classes. Then
-    d = k - o if the scheme draws the label, and d = o (k - 1) otherwise.
+    The first result is log E[S] - (corrected label logit) + (label logit), which equals log(1 + d).
+    Let k be the expected number of draws of the label, and o the softmax mass of the other classes.
+    Then d = k - o if the scheme draws the label, and d = o (k - 1) otherwise.
     """
     p_label = math.exp(draws.log_label)
     other = draws.other_mass
@@ -132,7 +133,8 @@ def _corrected_loss_offset(draws: Draws) -> tuple[float, float]:
 def exponent_magnitudes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
     """Return ``sizes * (1 + |exponents|)``, (K,).
 
-    A relative error e of x is a relative error |x| e of exp(x), and exp itself rounds once.
+    Rounding errors of terms of these `sizes`, computed by exp(`exponents`), are proportional to it:
+    a relative error e of x is a relative error |x| e of exp(x), and exp itself rounds once.
     """
     out = np.zeros(len(sizes))
     for k in range(len(sizes)):
@@ -142,11 +144,11 @@ def exponent_magnitudes(sizes: FloatArray, exponents: FloatArray) -> FloatArray:
 
 
 def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:
-    """Return log of theta / (T exp(v r0)), (K,).
+    """Return log(theta / (T exp(v r0))), (K,), for the weights of the nodes.
 
-    It is the first of the m factors theta of E. It is divided by T exp(v r0), because
-    `atom_integrals` takes differences of exp(-v (r - r0)), which are T exp(v r0) times differences
-    of psi.
+    theta is one of the m factors in the curly E of (B4). The weights are divided by T exp(v r0),
+    because `atom_integrals` computes with differences of exp(-v (r - r0)), which are T exp(v r0)
+    times differences of psi.
     """
     return log_theta - nodes.log_transform - nodes.v_r0
 
@@ -154,11 +156,11 @@ def log_first_draw(nodes: Nodes, log_theta: FloatArray) -> FloatArray:
 def _draw_weights(
     draws: Draws, nodes: Nodes, log_theta: FloatArray, log_draws: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return weights of the nodes and the integrand of (B7), both (K,).
+    """Return the weight of each node without dx, and the integrand of (B7), both (K,).
 
     The weights are the curly E of (B4), m theta**m, divided by T exp(v r0). The integrand is
-    theta**m - exp(-m v mean(S)). If the scheme divides by the number of accepted draws, both are
-    expectations over this number, eq. (B10).
+    theta**m - exp(-m v mean(S)). If the scheme divides by the number of accepted draws, weights and
+    integrand are expectations over this number, eq. (B10).
     """
     m = draws.num_draws
     if not draws.scheme.divides_by_accepted:
@@ -178,10 +180,10 @@ def _draw_weights(
 
 
 def log_accepted_transform(draws: Draws, log_theta: FloatArray) -> FloatArray:
-    """Return log E[theta**K] for one draw, with K = 1 if it is accepted and 0 if it is the label.
+    """Return log E[theta**K] for one draw, with K = 0 if it is the label t, and else K = 1.
 
-    The naive log(q_t + (1 - q_t) theta) loses digits where theta is near 1. For log theta > -1/2
-    take log1p((1 - q_t) expm1(log theta)) instead.
+    The naive log(q_t + (1 - q_t) theta) loses digits where theta is near 1. For log theta of -1/2
+    or more, log1p((1 - q_t) expm1(log theta)) is computed instead.
     """
     with np.errstate(divide="ignore"):
         far = np.logaddexp(np.log(draws.label_draw_prob), np.log(draws.other_draw_prob) + log_theta)
@@ -196,8 +198,8 @@ def difference_of_exp(
 ) -> FloatArray:
     """Return exp(log_value) - exp(log_limit), given log_ratio = log_value - log_limit >= 0.
 
-    The difference loses digits where the two exponentials are close. For log_ratio < 1 take
-    exp(log_limit) expm1(log_ratio) instead.
+    The difference loses digits where the two exponentials are close. For log_ratio < 1 it is
+    computed as exp(log_limit) expm1(log_ratio).
     """
     out = np.empty(len(log_ratio))
     for k in range(len(log_ratio)):
@@ -213,7 +215,7 @@ def assemble_loss(draws: Draws, weights: NodeWeights) -> tuple[float, float]:
     loss_size = float(weights.loss_magnitudes.sum()) + weights.loss_offset_magnitude
     if draws.scheme.divides_by_accepted:
         log_probability = _log_prob_none_accepted(draws)
-        # with no accepted draw p' = 1 on the label, and the loss is 0, (B10)
+        # if no draw is accepted, p' is 1 at the label, and the loss is 0, (B10)
         loss_of_none = float(np.exp(log_probability)) * draws.log_label
         loss += loss_of_none
         loss_size += abs(loss_of_none) * (1.0 - log_probability) if loss_of_none else 0.0
@@ -223,7 +225,7 @@ def assemble_loss(draws: Draws, weights: NodeWeights) -> tuple[float, float]:
 def assemble(
     draws: Draws, flows: FloatArray, total: float, label_flow: float, others: float | None
 ) -> FloatArray:
-    """Return the bias (n,) of the classes of a chunk.
+    """Return the bias (n,) of the classes of a chunk, given their flows.
 
     Parameters
     ----------
@@ -232,7 +234,8 @@ def assemble(
     flows
         (n,) the flows f_j of eq. (B6).
     total
-        The sum F of the flows over all classes of the example; for (B12), of the plain ratios.
+        The sum F of the flows over all classes of the example; for (B12), of the flows by the
+        ratios r_j without the label's.
     label_flow
         The sum of `NodeWeights.label_terms`.
     others
@@ -240,7 +243,7 @@ def assemble(
     """
     scheme = draws.scheme
     t = draws.label
-    # (B9); for all classes except the label, (B8) to (B12) are the same
+    # (B9); for all classes except the label t, (B8), (B11) and (B12) are the same
     bias = flows - draws.probs * (total + label_flow)
     if t is not None and scheme.label_is_a_draw:
         bias[t] = 0.0
@@ -248,7 +251,7 @@ def assemble(
     elif t is not None and scheme.label_in_sum:
         bias[t] = label_flow * draws.other_mass - draws.probs[t] * total  # (B8), (B11)
     if scheme.divides_by_accepted:
-        # with no accepted draw p' = 1 on the label, eq. (B10)
+        # if no draw is accepted, p' is 1 at the label, eq. (B10)
         none_accepted = float(np.exp(_log_prob_none_accepted(draws)))
         at_label = 0.0 if t is None else bias[t] + none_accepted * draws.other_mass
         bias -= none_accepted * draws.probs
@@ -261,7 +264,7 @@ def assemble(
 
 
 def none_accepted_error(draws: Draws) -> float:
-    """Return the L1 rounding error of the term that `assemble` adds for K = 0 accepted draws."""
+    """Return the L1 rounding error of what `assemble` adds for the case of no accepted draw."""
     if not draws.scheme.divides_by_accepted:
         return 0.0
     log_probability = _log_prob_none_accepted(draws)
@@ -272,7 +275,7 @@ def none_accepted_error(draws: Draws) -> float:
 def _log_prob_none_accepted(draws: Draws) -> float:
     """Return the log of q_t**m, the probability that all draws are the label.
 
-    log q_t loses digits where q_t is near 1. For q_t > 1/2 take log1p(-(1 - q_t)) instead.
+    log q_t loses digits where q_t is near 1. For q_t > 1/2 it is computed as log1p(-(1 - q_t)).
     """
     with np.errstate(divide="ignore"):
         if draws.label_draw_prob > 0.5:

@@ -1,5 +1,6 @@
 """The Laplace transform T of one draw at the nodes of the quadrature, and its cumulants.
 
+The nodes are values of the variable v of the integral for 1/S. Only the jackknives need cumulants.
 Section 4 of the README of `bias` has the equations.
 """
 
@@ -31,18 +32,20 @@ from samplesoft.bias.with_replacement.ratios import Ratios
 from samplesoft.kernels import panels
 
 _LARGEST_LOG = math.log(LARGEST_FLOAT)
-# A sum over Chebyshev atoms at v may be noise if T has fallen by more than a factor exp(-12)
-# between exp(-3) v and v, because a class with an exp(-v r) that has decayed within its panel then
-# had most of its weight at exp(-3) v.
+# At a node v, a sum over Chebyshev atoms may be noise if T at v is below exp(-12) times T at
+# exp(-3) v: classes whose exp(-v r) has decayed within their panel then made up most of T at
+# exp(-3) v.
 _LOG_STEP_BACK = 3.0
 _MAX_LOG_DROP = -12.0
-_MAX_NOISELESS_WIDTH = 1e-3  # in log r: on narrower panels all ratios decay equally, without noise
-_LOG_NOISE_MARGIN = 3.0  # the noise of a panel does not matter if its weight is below exp(-3) T
+# on panels up to this width in log r, all ratios decay nearly equally, so that there is no noise
+_MAX_NOISELESS_WIDTH = 1e-3
+# a panel is kept if exp(-v r) at its left end is below exp(-3) T, so that its noise does not matter
+_LOG_NOISE_MARGIN = 3.0
 
 
 @dataclass
 class Nodes:
-    """The transform T and related values at the K nodes of the quadrature, all (K,)."""
+    """The Laplace transform T of one draw and related values at the K nodes, all (K,)."""
 
     x: FloatArray  # log v
     dx: FloatArray  # weight of each node in an integral over dv / v
@@ -51,17 +54,18 @@ class Nodes:
     log_transform: FloatArray  # log T, with T = sum q exp(-v r)
     log_scaled_transform: FloatArray  # log of T exp(v r0) = sum q exp(-v (r - r0)), eq. (B18)
     log_psi_ref: FloatArray  # log psi_R, with psi_R = exp(-v R) / T
-    above: FloatArray  # T exp(v r0) (1 - psi_R), as sum q (exp(-v (r - r0)) - exp(-v (R - r0)))
+    # T exp(v r0) (1 - psi_R), computed as sum q (exp(-v (r - r0)) - exp(-v (R - r0)))
+    above: FloatArray
     excess: FloatArray  # log T + v (mean ratio), at least 0, eq. (B20)
 
 
 @dataclass
 class TiltedNodes(Nodes):
-    """Nodes with cumulants of the tilted distribution of r, which only the jackknife needs.
+    """Nodes with the cumulants that only the jackknife needs, of the tilted distribution of r.
 
-    The tilted distribution has probabilities q exp(-v r) / T. A field that ends in ``_size`` is the
-    sum of the magnitudes of the terms that another field adds up; rounding errors are proportional
-    to it. All arrays are (K,).
+    The tilted distribution has probabilities q exp(-v r) / T. A field ``name_size`` is the sum of
+    the magnitudes of the terms that the field ``name`` adds up; the rounding error of ``name`` is
+    proportional to it. All arrays are (K,).
     """
 
     mean: FloatArray  # v times the tilted mean
@@ -77,7 +81,7 @@ class TiltedNodes(Nodes):
 
     @property
     def tilted(self) -> FloatArray:
-        """The columns that `atom_integrals` needs, (K, 5).
+        """The fields that `atom_integrals` needs, as columns (K, 5).
 
         They are `mean_above_r0`, `lead`, `variance`, `lead_size` and `variance_size`.
         """
@@ -86,9 +90,9 @@ class TiltedNodes(Nodes):
 
 
 def compute_decay_rates(draws: Draws, ratios: Ratios) -> tuple[float, float]:
-    """Return the logs of the typical and of the smallest rate at which E psi of (B4) decays."""
-    # psi replaces the factor of one draw, so m - 1 draws are left. If the number of accepted draws
-    # is random, one draw may be left
+    """Return the log of the typical and of the smallest rate of decay, in v, of E psi in (B4)."""
+    # psi replaces the factor of one draw, so that the factors of m - 1 draws are left. If the
+    # number of accepted draws is random, it may be that of one draw.
     least_count = 1 if draws.scheme.divides_by_accepted else max(draws.num_draws - 1, 1)
     base = -np.inf if draws.scheme.label_is_a_draw else draws.log_base
     typical = math.log(draws.num_draws) + float(np.log(draws.expected_sum))
@@ -118,7 +122,8 @@ def evaluate_nodes(
     log_mean_above_r0 = ratios.log_mean_above_r0
     sums = node_sums(x, atoms.points, log_ref_above_r0, log_mean_above_r0, tilted)
 
-    # classes in chunks are not in memory; only their bias is computed, and it tolerates the noise
+    # if the classes are in chunks, they are not in memory, and `log_r` is empty; only the bias is
+    # computed then, and it tolerates the noise
     on_panels = atoms.panel_ids is not None and atoms.width > _MAX_NOISELESS_WIDTH
     if len(ratios.log_r) > 0 and on_panels and len(x) > 0:
         _replace_noise(draws, ratios, atoms, x, sums)
@@ -145,9 +150,9 @@ def _replace_noise(
 ) -> None:
     """Recompute `sums` in place, from the classes, at the nodes where atoms leave only noise.
 
-    Chebyshev atoms have weights of both signs. Where exp(-v r) has decayed within a panel, they
-    leave a noise of 1e-14 of the panel's weight. The noise is negligible compared with 1, but not
-    compared with a small T, and the integrand is divided by T if there are few draws.
+    Chebyshev atoms have weights of both signs. Where exp(-v r) decays strongly within a panel, they
+    leave a noise of 1e-14 of the panel's weight. Compared with 1 the noise is negligible, but not
+    compared with a small T, by which the integrand is divided.
     """
     with np.errstate(all="ignore"):
         v_r0 = np.exp(x + ratios.log_r0)
@@ -178,11 +183,11 @@ def noisy_nodes(x: FloatArray, log_transform: FloatArray) -> IntArray:
 
 
 def _atoms_with_low_classes(draws: Draws, ratios: Ratios, atoms: Atoms, x: float) -> Points:
-    """Return atoms with classes in place of the low panels, whose noise matters.
+    """Return atoms in which classes replace the low panels, those whose noise matters.
 
     `x` is the log of the smallest v at which the atoms are used. The noise of a panel is 1e-14 of
-    its weight, times exp(-v r) at its left end. T is at least the term of the class with the
-    smallest ratio. Panels with a noise far below this term remain panels.
+    its weight, times exp(-v r) at its left end. T is at least q exp(-v r) of the class with the
+    smallest ratio. A panel whose noise is far below this term keeps its atoms.
     """
     assert atoms.panel_ids is not None
     log_margin = (
@@ -197,7 +202,8 @@ def _atoms_with_low_classes(draws: Draws, ratios: Ratios, atoms: Atoms, x: float
     of_panel = atoms.order // panels.DEGREE  # the atom of weightless draws is in no panel
     in_panel = of_panel < len(atoms.panel_ids)
     above = in_panel & (atoms.panel_ids[np.where(in_panel, of_panel, 0)] >= first_high)
-    pairs = zip(classes_below, atoms.points, strict=True)  # both are sorted
+    # both are sorted, and all low classes lie below the atoms that remain
+    pairs = zip(classes_below, atoms.points, strict=True)
 
     return Points(*(np.concatenate([low, high[above]]) for low, high in pairs))
 
@@ -210,11 +216,11 @@ def _exp(x: float) -> float:
 
 @njit
 def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray:
-    """Return fields of `Nodes` as rows, (7, K).
+    """Return six fields of `Nodes`, and v (mean - r0), as rows (7, K).
 
-    The rows are `v`, `v_r0`, `log_transform`, `log_scaled_transform`, `log_psi_ref`, `excess`,
-    and v (mean - r0). `columns` are T exp(v r0), T exp(v r0) - 1, and P of (B20), and
-    `centres` are the logs of r0, of R - r0 and of mean - r0.
+    The fields are `v`, `v_r0`, `log_transform`, `log_scaled_transform`, `log_psi_ref` and `excess`.
+    `columns` are T exp(v r0), T exp(v r0) - 1 and P of (B20), for each node. `centres` are the logs
+    of r0, of R - r0 and of mean - r0.
     """
     transform, drop, excess = columns
     rows = np.empty((7, len(x)))
@@ -223,8 +229,8 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
         v_r0 = _exp(x[k] + centres[0])
         d_ref = _exp(x[k] + centres[1])
         d_mean = scaled(x[k], centres[2])
-        # Rounding may make T exp(v r0) negative where it is tiny. Its log loses digits where it is
-        # near 1, so take log1p(T exp(v r0) - 1) where it is above 1/2
+        # Where T exp(v r0) is tiny, rounding may make it negative. Where it is near 1, its log
+        # loses digits: above 1/2 the log is log1p(T exp(v r0) - 1).
         log_scaled_t = math.log(1e-307 if transform[k] < 1e-307 else transform[k])
         if drop[k] > -0.5:
             log_scaled_t = math.log1p(drop[k])
@@ -243,7 +249,10 @@ def _transform_logs(x: FloatArray, columns: Rows, centres: Floats) -> FloatArray
 def _with_cumulants(
     ratios: Ratios, nodes: Nodes, sums: NodeSums, d_mean: FloatArray
 ) -> TiltedNodes:
-    """Return the nodes with the cumulants of the tilted distribution; `d_mean` is v (mean - r0)."""
+    """Return the nodes with the cumulants of the tilted distribution (of `TiltedNodes`).
+
+    `d_mean` (K,) is v (mean - r0).
+    """
     x = nodes.x
     log_scaled_t = nodes.log_scaled_transform
     p = np.maximum(sums.centred_transform_minus_1, 0.0)
@@ -251,8 +260,8 @@ def _with_cumulants(
         v_ref = np.exp(np.minimum(x + ratios.log_ref, LARGEST_EXPONENT))
         v_mean = np.exp(np.minimum(x + ratios.log_mean, LARGEST_EXPONENT))
 
-    # Cumulants lose digits if they are measured far from the tilted mean. So measure them from the
-    # mean ratio or from r0, whichever is nearer
+    # Cumulants lose digits if r is measured from a point far from the tilted mean. So r is measured
+    # from the mean ratio (`near`) or from r0, whichever is closer to the tilted mean.
     h = sums.tangent
     near = (d_mean < CENTRED_LIMIT) & ((p + h) / (1.0 + p) <= sums.first * np.exp(-log_scaled_t))
     total = np.where(near, 1.0 + p, np.exp(log_scaled_t))
@@ -260,7 +269,7 @@ def _with_cumulants(
     second = np.where(near, sums.square, sums.second) / total
     third = np.where(near, sums.cube, sums.third) / total
     variance = np.maximum(second - first**2, 0.0)
-    rest = excess_decay(np.log1p(p))  # equals log(1 + p) - p / (1 + p), which cancels
+    rest = excess_decay(np.log1p(p))  # log(1 + p) - p / (1 + p), without cancellation
     gap = np.where(near, rest - h / (1.0 + p), log_scaled_t + first)
     from_mean = np.where(near, -first, d_mean - first)  # v (mean - tilted mean)
 

@@ -1,7 +1,8 @@
 """The ratios r = e / q of the classes, and the three centres from which they are measured.
 
-The centres are the reference R, the mean, and a lower bound r0; section 4 of the README of `bias`.
-`RatioStatistics` computes them by sums over all classes, and `Ratios` has the result.
+The centres are the ratio R of a reference class, the mean, and a lower bound r0; see section 4 of
+the README of `bias`. `RatioStatistics` computes them by sums over all classes, and `Ratios` has the
+result.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from samplesoft.bias.with_replacement.deviations import Floats, relative_ratios
 from samplesoft.bias.with_replacement.draws import Draws, map_classes
 from samplesoft.kernels import panels
 
-MAX_KAPPA_FOR_ARTANH = 0.3  # for smaller |kappa|, log(r / R) = 2 artanh(kappa) has more digits
+# for |kappa| below this, 2 artanh(kappa) has more digits than the equal log(r / R) from logs
+MAX_KAPPA_FOR_ARTANH = 0.3
 _NO_CLASSES = np.empty(0)
 _NO_EXTREMES = np.array([np.inf, -np.inf, np.inf, -np.inf, np.nan])
 
 
 class KappaErrorSums(NamedTuple):
-    """Sums over classes from which the error of the flows that is due to kappa is estimated.
+    """Sums over classes, to estimate the errors of flows that come from errors of kappa.
 
     A near class has 0 < |kappa| < `MAX_REFINED_KAPPA`, and a far class has a larger |kappa|.
     """
@@ -41,13 +43,14 @@ class KappaErrorSums(NamedTuple):
 class Ratios:
     """The ratios r of classes, and their centres: the reference R, the mean, and r0.
 
-    The arrays contain all classes, or a chunk of them, or nothing if only centres are needed.
+    The arrays contain all classes, or a chunk of them; they are empty if only the centres are
+    needed.
     """
 
     reference: Floats  # the logit and q of the class whose ratio is R, and log R
     mean_deviation: float  # (mean ratio of a draw) / R - 1
     log_mean: float  # log of the mean ratio of a draw
-    log_r0: float  # log of r0, a lower bound on all ratios; -inf with weightless draws
+    log_r0: float  # log of r0, a lower bound on all ratios; -inf if draws may be weightless (r = 0)
     all_near: bool  # whether |kappa| of every class is below `MAX_KAPPA_FOR_ARTANH`
     log_ratio_range: tuple[float, float]  # the smallest and the largest log(r / R)
     min_ratio_draw_prob: float  # probability of drawing the class with the smallest ratio
@@ -111,8 +114,8 @@ class Ratios:
     def log_distances(self) -> FloatArray:
         """Log of r / R, (n,).
 
-        The difference log r - log R loses digits where r is near R. So 2 artanh(kappa) is taken if
-        all ratios are near R.
+        The difference log r - log R loses digits where r is near R. So 2 artanh(kappa), which is
+        equal, is used if all ratios are near R.
         """
         if self.all_near:
             return 2.0 * np.arctanh(self.kappa)
@@ -120,13 +123,13 @@ class Ratios:
 
 
 class RatioStatistics:
-    """The sums over classes of the second pass, which measures ratios from the reference ratio R.
+    """Sums over classes in the second pass, which measures ratios from the reference ratio R.
 
     R is the softmax-weighted median of the ratios. If there are several slices of classes, or if
     the scheme draws the label, R is a weighted median of the medians of the slices and of the
-    label. With this R the flows cancel little: their magnitudes add up to at most the L1 norm of
-    the bias of the drawn classes for the median, and to at most three times this norm for a median
-    of medians; section 2 of the README of `bias` has the proof.
+    label's ratio. With this R the flows cancel little: the sum of their magnitudes is at most the
+    L1 norm of the bias of the drawn classes if R is the median, and at most three times this norm
+    if R is a median of medians. Section 2 of the README of `bias` has the proof.
     """
 
     def __init__(self, draws: Draws) -> None:
@@ -146,7 +149,8 @@ class RatioStatistics:
         self.log_mean = float(np.log(draws.mean_ratio))
         self.sums = Sum((6,))
 
-        # min and max of log r, min and max of kappa, and the draw probability of the smallest ratio
+        # (5,) minimum and maximum of log r, minimum and maximum of kappa, and the draw probability
+        # of the class with the smallest ratio
         self.extremes = _NO_EXTREMES
 
     def add(self, draws: Draws) -> tuple[FloatArray, FloatArray]:
@@ -180,7 +184,7 @@ class RatioStatistics:
         mean_deviation = float(sums[0]) - self.weightless
         if mean_deviation > -0.5:
             log_mean = log_ref + math.log1p(mean_deviation)
-        else:  # the sum has cancelled, because the mean is far below R: take the mean of `Draws`
+        else:  # the mean is far below R, so 1 + `mean_deviation` cancels: use the mean of `Draws`
             log_mean = self.log_mean
         low, high, least_kappa, largest_kappa, min_ratio_draw_prob = self.extremes.tolist()
         all_near = max(abs(least_kappa), abs(largest_kappa)) < MAX_KAPPA_FOR_ARTANH
@@ -189,7 +193,7 @@ class RatioStatistics:
             log_ratio_range = 2.0 * math.atanh(least_kappa), 2.0 * math.atanh(largest_kappa)
         log_r0 = -math.inf
         if not self.weightless:
-            # take the lower edge of the lowest panel of full width, because no atom is below it
+            # r0 is the lower edge of the lowest panel of full width: no atom is below it
             log_r0 = log_ref + panels.WIDTH * math.floor(log_ratio_range[0] / panels.WIDTH)
 
         return Ratios(
