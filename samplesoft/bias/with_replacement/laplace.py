@@ -582,7 +582,7 @@ def _write_plain_terms(c: float, rate: FloatArray, term: FloatArray, size: Float
 class _DerivativeTerms(NamedTuple):
     """The values at one node from which c0 D + c1 v D' + c2 v**2 D'' is computed.
 
-    A field ``name_size`` is the sum of the magnitudes of the terms of the field ``name``.
+    A field such as `lead_size` is the sum of the magnitudes of the terms that `lead` adds up.
     """
 
     c0: float

@@ -110,7 +110,7 @@ def _with_corrected_loss(
 
 
 def _corrected_loss_offset(draws: Draws) -> tuple[float, float]:
-    """Return the loss bias minus (B7), and a magnitude, which times `unit` is its rounding error.
+    """Return the loss bias minus (B7), and the magnitude to which its rounding is proportional.
 
     The first result is log E[S] - (corrected label logit) + (label logit), which equals log(1 + d).
     Let k be the expected number of draws of the label, and o the softmax mass of the other classes.

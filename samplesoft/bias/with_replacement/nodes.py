@@ -63,9 +63,9 @@ class Nodes:
 class TiltedNodes(Nodes):
     """Nodes with the cumulants that only the jackknife needs, of the tilted distribution of r.
 
-    The tilted distribution has probabilities q exp(-v r) / T. A field ``name_size`` is the sum of
-    the magnitudes of the terms that the field ``name`` adds up; the rounding error of ``name`` is
-    proportional to it. All arrays are (K,).
+    The tilted distribution has probabilities q exp(-v r) / T. A field such as `variance_size` is
+    the sum of the magnitudes of the terms that `variance` adds up; the rounding error of `variance`
+    is proportional to it. All arrays are (K,).
     """
 
     mean: FloatArray  # v times the tilted mean
@@ -92,7 +92,7 @@ class TiltedNodes(Nodes):
 def compute_decay_rates(draws: Draws, ratios: Ratios) -> tuple[float, float]:
     """Return the log of the typical and of the smallest rate of decay, in v, of E psi in (B4)."""
     # psi replaces the factor of one draw, so that the factors of m - 1 draws are left. If the
-    # number of accepted draws is random, it may be that of one draw.
+    # number of accepted draws is random, only the factor of one draw may be left.
     least_count = 1 if draws.scheme.divides_by_accepted else max(draws.num_draws - 1, 1)
     base = -np.inf if draws.scheme.label_is_a_draw else draws.log_base
     typical = math.log(draws.num_draws) + float(np.log(draws.expected_sum))
@@ -152,7 +152,7 @@ def _replace_noise(
 
     Chebyshev atoms have weights of both signs. Where exp(-v r) decays strongly within a panel, they
     leave a noise of 1e-14 of the panel's weight. Compared with 1 the noise is negligible, but not
-    compared with a small T, by which the integrand is divided.
+    compared with a small T, and the integrand is divided by T if there are few draws.
     """
     with np.errstate(all="ignore"):
         v_r0 = np.exp(x + ratios.log_r0)
