@@ -32,7 +32,8 @@ from samplesoft.kernels.weights import exp_weights
 from samplesoft.losses.base import Batch, Gradients, Loss, SparseRows
 from samplesoft.samplers.base import Draw, Rows
 
-Workspace = tuple[Rows, Rows]  # (1, widest) each: logits of siblings, and their exponentials
+# logits of the children of a node, and their exponentials; each (1, largest number of children)
+Workspace = tuple[Rows, Rows]
 _ROOT = -1
 
 
@@ -49,8 +50,8 @@ class ClassTree:
     parents : ndarray of int64, shape (N,)
         Parent of each node; -1 for children of the root.
     children : ndarray of int64, shape (N + 1, 2)
-        First child of each node, and last child plus 1. Both are equal for a class, which has no
-        children. The last row is that of the root.
+        First child of each node, and last child plus 1. The two are equal for a class, which has no
+        children. The last row belongs to the root.
     places : ndarray of int64, shape (n,)
         The node of each class.
 
@@ -67,7 +68,7 @@ class ClassTree:
 
     @classmethod
     def from_parents(cls, parents: ArrayLike, num_classes: int) -> ClassTree:
-        """Make a tree from the parents of classes and inner nodes.
+        """Make a tree from the parent of each class and of each inner node.
 
         Parameters
         ----------
@@ -98,7 +99,7 @@ class ClassTree:
         node_parents = node_parents.astype(np.int64)
         size = len(node_parents)
         roots = np.flatnonzero(node_parents < 0)
-        child_counts = node_parents[:0]  # rejected below if a parent is no node
+        child_counts = node_parents[:0]  # stays empty, and is rejected below, if a parent >= size
         if node_parents.max() < size:
             child_counts = np.bincount(node_parents[node_parents >= 0], minlength=size)
 
@@ -129,7 +130,7 @@ class ClassTree:
             level = order[shifts + np.arange(len(shifts))]
             levels.append(level)
 
-        nodes = np.concatenate(levels)  # old node numbers in the new order
+        nodes = np.concatenate(levels)  # for each new node number, the number in `parents`
         if len(nodes) != size - 1:
             raise ValueError("`parents` must lead from each node to the root, got a circle.")
 
@@ -149,12 +150,12 @@ class ClassTree:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes N without the root. Each has a vector."""
+        """Number of nodes N, not counting the root. Each of them has a vector."""
         return len(self.parents)
 
     @property
     def num_top(self) -> int:
-        """Number of children of the root. They are the first nodes."""
+        """Number k of children of the root. They are the nodes 0, ..., k - 1."""
         return int(self.children[_ROOT, 1])
 
     @property
@@ -171,14 +172,15 @@ class ClassTree:
 
     @cached_property
     def depths(self) -> IntArray:
-        """Return the depth (n,) of each class: the number of steps from the root."""
+        """Return the depth (n,) of each class: the number of edges from the root to the class."""
         return self._path_sums(np.ones(self.num_nodes, np.int64))[self.places]
 
     @cached_property
     def num_scores_below_top(self) -> IntArray:
-        """Return the number of scores (N,) that the path to each node needs below the top level.
+        """Return, for each node, the number (N,) of scores that the path to the node needs.
 
-        The scores of the root's children, the top level, are needed by all paths.
+        A path needs the scores of its nodes and of their siblings. The scores of the root's
+        children, the top level, are not counted, because all paths need them.
         """
         siblings = np.diff(self.children)[:, 0][self.parents]
         siblings[: self.num_top] = 0
@@ -189,7 +191,7 @@ class ClassTree:
         sums = values.copy()
         start = 0
         stop = self.num_top
-        # level by level: the last child of a level ends the next level
+        # go down level by level; the last child of a level's nodes is the end of the next level
         while stop < len(sums):
             start, stop = stop, int(self.children[start:stop].max())
             sums[start:stop] += sums[self.parents[start:stop]]
@@ -230,7 +232,8 @@ def huffman_tree(counts: ArrayLike) -> ClassTree:
     if n == 1:
         return ClassTree.from_parents([1, -1], 1)
 
-    # two queues of ascending weights: classes, and inner nodes in the order of their creation
+    # Two queues have ascending weights: the sorted classes, and the inner nodes in the order of
+    # their creation. The lightest node is therefore at the front of one of them.
     order = np.argsort(frequencies, kind="stable")
     weights = np.full(2 * n - 1, np.inf)
     parents = np.full(2 * n - 1, -1)
@@ -244,23 +247,24 @@ def huffman_tree(counts: ArrayLike) -> ClassTree:
 
 
 def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
-    """Make a tree of two levels: cells of classes, by default by descending frequency.
+    """Make a tree of two levels: the root's children are cells, and the cells' children classes.
 
     Parameters
     ----------
     counts : array_like, shape (n,)
         Count or frequency of each class, in any unit.
     cells : int or array_like of int, shape (n,), optional
-        Number of cells, by default the square root of n; empty cells are dropped. Or the cell of
-        each class, for example a cluster of class vectors.
+        Number of cells, by default the square root of n, which are filled in the order of
+        descending counts; empty cells are dropped. Or the cell of each class, for example its
+        cluster of class vectors.
 
     Returns
     -------
     ClassTree
-        The root, the cells below the root, and the classes below the cells. By default all cells
-        have about the same total weight; half of a class's weight is the same for all classes, and
-        half is proportional to the square root of its count. Frequent classes are therefore in
-        small cells, and no cell is much larger than twice the average.
+        The tree. Unless `cells` is an array, all cells have about the same total weight. Half of a
+        class's weight is the same for all classes, and half is proportional to the square root of
+        its count. Frequent classes are therefore in small cells, and no cell has many more classes
+        than twice the average.
 
     Raises
     ------
@@ -301,7 +305,7 @@ def two_level_tree(counts: ArrayLike, cells: Any = None) -> ClassTree:
 
     _, cell_of_class = np.unique(cell_of_class, return_inverse=True)  # drops empty cells
 
-    # the root has the largest number, after the cells
+    # nodes are numbered: classes, then cells, then the root
     root = n + cell_of_class.max() + 1
     parents = np.append(n + cell_of_class, np.full(cell_of_class.max() + 2, root))
     parents[-1] = -1
@@ -353,7 +357,7 @@ class HierarchicalLoss(Loss):
     def check_batch(
         self, h: Any, class_embeddings: ArrayLike, labels: Any, biases: ArrayLike | None
     ) -> Batch:
-        """Validate the arguments of `forward`; labels of the result are nodes, not classes."""
+        """Return the validated arguments of `forward`, with the nodes of the labels as labels."""
         tree = self.tree
         n = self.tree.num_classes
         if biases is not None:
@@ -409,7 +413,7 @@ class HierarchicalLoss(Loss):
         ends = np.cumsum(tree.num_scores_below_top[labels])
         starts = ends - tree.num_scores_below_top[labels]
 
-        # all examples need the scores of the root's children, which are one matrix product
+        # all examples need the scores of the root's children: compute them as a matrix product
         top_scores = product(z, rows[: tree.num_top].T)
         d_top_scores = np.zeros_like(top_scores)
         losses = np.empty(len(labels))
@@ -450,13 +454,13 @@ class HierarchicalLoss(Loss):
         weight_column = weights.astype(z.dtype)[:, None]
         weighted_z = weight_column * z
 
-        # gradients in the contexts, from the nodes below the top level and from the top level
+        # gradients in the contexts: sums over the top level, and over the nodes below it
         dz_below_top = np.empty_like(z)
         offsets = np.append(batch.targets.offsets(), len(score_offsets) - 1)
         weighted_rows(score_offsets[offsets], ids, derivatives, rows, dz_below_top)
         dz = weight_column * (product(d_top_scores, rows[:num_top]) + dz_below_top)
 
-        # gradients in the vectors of the nodes, each node once
+        # gradients in the vectors of the distinct nodes below the top level
         nodes, _, order, node_starts = group_equal_ids(ids, len(rows))
         example_ids = np.repeat(np.arange(len(z)), np.diff(score_offsets[offsets]))
         dW = np.empty((num_top + len(nodes), z.shape[1]), z.dtype)
@@ -476,8 +480,8 @@ def make_workspace(tree: ClassTree, z: Rows) -> Workspace:
 def _merge_lightest(weights: FloatArray, parents: IntArray, n: int) -> None:
     """Write the parents of all nodes of Huffman's tree, and the weights of its inner nodes.
 
-    Each inner node merges the two lightest nodes that have no parent yet. The first n weights are
-    those of the classes, and must be ascending.
+    Each inner node merges the two lightest nodes that have no parent yet. On entry, the first n
+    `weights` are the weights of the classes, in ascending order.
     """
     leaf = 0
     node = n
@@ -500,10 +504,10 @@ def _merge_lightest(weights: FloatArray, parents: IntArray, n: int) -> None:
 def _softmax_loss_and_derivatives(
     logits: Rows, weights: Rows, size: int, label_index: int
 ) -> float:
-    """Return the softmax loss of the logit at `label_index`, and write derivatives to `weights`.
+    """Return the softmax loss of the first `size` logits, whose label is at `label_index`.
 
-    The loss is logsumexp of the first `size` logits minus the label's logit, or NaN if a logit is
-    not finite. Overwrites the logits.
+    The loss is the logsumexp of these logits minus the label's logit, or NaN if a logit is not
+    finite. Writes the derivatives in the logits to `weights`, and overwrites the logits.
     """
     num_not_finite = 0
     for i in range(size):
@@ -515,8 +519,8 @@ def _softmax_loss_and_derivatives(
         weights[0, 0] = 0.0
         return 0.0
 
-    # The sum leaves out the label, so that a small loss and a small 1 - p need no subtraction of
-    # nearly equal numbers.
+    # The sum leaves out the label. Otherwise, if the label's probability p is near 1, the loss and
+    # 1 - p would be differences of nearly equal numbers.
     logit = float(logits[0, label_index])
     total, max_logit = exp_weights(logits, weights, 0, size, label_index)
     gap = max_logit + math.log(total) - logit
@@ -549,11 +553,12 @@ def _path_losses_and_derivatives(
     losses: FloatArray,
     workspace: Workspace,
 ) -> None:
-    """Write the losses of pairs [start, stop), and derivatives in the scores on their paths.
+    """Write the losses of the pairs [start, stop), and their derivatives in the nodes' scores.
 
     `top_scores` (B, k) holds the scores of the root's k children. The derivatives in these scores
-    are added to `d_top_scores`. The derivatives of pair p in all other scores are written to
-    `derivatives` from index ``score_starts[p]`` on, and the nodes of the scores to `ids`.
+    are added to `d_top_scores`. The other scores of pair p belong to the nodes below the top level
+    on the label's path, and to their siblings: these nodes are written to `ids`, and the
+    derivatives to `derivatives`, from index ``score_starts[p]`` on.
     """
     logits, weights = workspace
 
@@ -563,7 +568,7 @@ def _path_losses_and_derivatives(
         score_index = score_starts[p]
         loss = 0.0
 
-        # from the label up to the top level
+        # go up from the label to the top level
         while parents[node] >= 0:
             child_start = children[parents[node], 0]
             child_stop = children[parents[node], 1]

@@ -28,7 +28,7 @@ from samplesoft.kernels.sort_ids import count_below, group_equal_ids
 from samplesoft.kernels.weights import row_max
 from samplesoft.samplers.base import Rows
 
-# float32 or float64, the same for all arguments of a call
+# arrays of float32 or float64; all arguments of a call have the same dtype
 Floats = NDArray[Any]
 # number of rows between the row that is copied and the row that is prefetched
 _PREFETCHED_ROWS = 4
@@ -37,9 +37,9 @@ _PREFETCHED_ROWS = 4
 class Pairs(NamedTuple):
     """The P pairs of an example and a label. All pairs of an example share its m draws.
 
-    Accidental hits are draws of a label. Draws of the pair's own label have weight if
-    `keeps_label_hits`; draws of another label of the example if `keeps_other_hits`. All other draws
-    always have weight. Draws of the label of pair p are in the columns
+    Accidental hits are draws of a label of the example. Draws of the pair's label enter its loss
+    only if `keeps_label_hits`, draws of other labels of the example only if `keeps_other_hits`. All
+    other draws always enter. Draws of the label of pair p are in the columns
     ``hit_columns[hit_starts[p]:hit_stops[p]]``.
     """
 
@@ -76,10 +76,11 @@ def list_candidates(
 
     Returns the number of distinct classes; or -1, without writing anything, for invalid draws.
 
-    The rows of `out` (5, K + 1) receive the K candidates, labels first, and the four arrays that
-    `group_equal_ids` returns for them: the distinct classes, the inverse, the order and the
-    offsets. All are in one array, because each array passed from Python costs time. The last entry
-    of the first row is the number of classes that are both a label and drawn.
+    Row 0 of `out` (5, K + 1) receives the K candidates, labels first. Rows 1 to 4 receive the
+    arrays that `group_equal_ids` returns for the candidates: the distinct classes, the index of
+    each candidate's class among them, the candidates sorted by class, and the offset of each class
+    in that order. All are in one array, because each array passed from Python costs time. The last
+    entry of row 0 is the number of classes that are both a label and drawn.
     """
     if not are_valid_draws(ids, log_counts, n):
         return -1
@@ -93,7 +94,8 @@ def list_candidates(
     copy_row(out[3], order)
     copy_row(out[4], offsets)
 
-    # `order` lists the labels of a class before its draws
+    # `order` lists the labels of a class before its draws, so the first and the last candidate of a
+    # class tell whether the class is both a label and drawn
     num_label_and_drawn = 0
     for g in range(len(unique)):
         num_label_and_drawn += order[offsets[g]] < len(labels) <= order[offsets[g + 1] - 1]
@@ -162,11 +164,11 @@ def add_label_context_gradients(
 def score_draws(
     block: Rows, z: Rows, num_draws: int, chunk_width: int, scores: Rows, product: Rows
 ) -> None:
-    """Write the scores of `num_draws` shared draws for a block of examples.
+    """Write the scores of `num_draws` draws that a block of examples shares.
 
     The vectors of the draws are the first rows of `block`; `z` (b, d) are the contexts. The flat
-    array `scores` receives the `num_draws` scores of the first example, then those of the second,
-    and so on. Scores are computed for `chunk_width` draws at a time; `product` is workspace.
+    array `scores` receives `num_draws` scores for each example, one example after the other. Scores
+    are computed for `chunk_width` draws at a time; `product` is workspace.
     """
     for start in range(0, num_draws, chunk_width):
         stop = min(start + chunk_width, num_draws)
@@ -180,11 +182,11 @@ def score_draws(
 def context_gradients_of_draws(
     d_sampled: Rows, block: Rows, num_draws: int, chunk_width: int, dz: Rows, product: Rows
 ) -> None:
-    """Write the contribution of `num_draws` shared draws to the gradients in a block of contexts.
+    """Write the gradients in a block of b contexts, summed over `num_draws` shared draws.
 
-    `dz` (b, d) receives the gradients.     The vectors of the draws are the first rows of `block`.
-    ``d_sampled[j]`` holds the derivatives in the scores of the j-th chunk of `chunk_width` draws,
-    flattened. `product` is workspace.
+    `dz` (b, d) receives the gradients. The vectors of the draws are the first rows of `block`. The
+    derivatives in the scores come in chunks of `chunk_width` draws: the flat array ``d_sampled[j]``
+    holds, for each context, the derivatives of chunk j. `product` is workspace.
     """
     chunk_product = product[: dz.size].reshape(dz.shape)
     dz[:] = 0.0
@@ -201,11 +203,11 @@ def context_gradients_of_draws(
 def class_gradients_of_draws(
     d_sampled: Rows, j: int, block_size: int, z: Rows, num_drawn: int, gradient: Rows, product: Rows
 ) -> None:
-    """Write the contribution of draws to the gradients of the classes in block j.
+    """Write the gradients in the vectors of the classes of block j, summed over all contexts `z`.
 
-    The first `num_drawn` classes of the block are drawn; the rows of `gradient` after them become
-    0. ``d_sampled[i, j]`` holds the flattened derivatives in the scores of the drawn classes, for
-    the i-th block of `block_size` examples. `product` is workspace.
+    Only the first `num_drawn` classes of the block are drawn; the rows of `gradient` after them
+    become 0. The flat array ``d_sampled[i, j]`` holds the derivatives in the scores of the drawn
+    classes for the i-th block of `block_size` examples. `product` is workspace.
     """
     gradient[:] = 0.0
 
@@ -235,12 +237,13 @@ def score_shared_draws(
     label_scores: FloatArray,
     sampled_scores: Floats,
 ) -> int:
-    """Write the scores of labels (P,), and of one set of draws (1, m) that all examples share.
+    """Write the scores of the labels (P,) and of one set of draws (1, m) that all examples share.
 
     Fills `candidate_table`, and returns the number of distinct classes, as `list_candidates` does.
-    Fills `block` (P + m, d) with the vectors of the candidates, and divides them by their `norms`,
-    unless `norms` is empty. `biases` may be empty. The scores of draws (B, m) are written only if
-    `multiply`; biases are then added to all scores.
+    Fills `block` (P + m, d) with the vectors of the labels and draws. If `norms` is not empty, it
+    receives the norms of the vectors, which are divided by them. If `multiply` is False, neither
+    the scores of the draws (B, m) nor the `biases` are computed: only the label scores are written,
+    without biases. `biases` may be empty.
     """
     num_unique = list_candidates(labels, ids, log_counts, len(rows), candidate_table)
     if num_unique < 0:
@@ -269,17 +272,18 @@ def add_biases_and_mark_not_finite(
     label_scores: FloatArray,
     sampled_scores: Floats,
 ) -> None:
-    """Add biases to the scores of P labels and of the draws (B, m), and mark invalid examples.
+    """Add biases to the scores, and set label scores to NaN if a draw's score is not finite.
 
-    All label scores of an example become NaN if the score of one of its draws is not finite.
-    `candidates` holds the P labels, and then either m shared draws or m draws for each example.
-    `biases` (n,) may be empty.
+    If the score of one draw of an example is not finite, all label scores of the example become
+    NaN. `candidates` holds the P labels, and then either m shared draws or m draws for each
+    example. `biases` (n,) may be empty.
     """
     num_pairs = len(label_scores)
     m = sampled_scores.shape[1]
     if len(biases) > 0:
         for p in range(num_pairs):
-            # the sum is computed in the dtype of scores and biases
+            # the float64 score is rounded first, so that the sum is computed in the dtype of the
+            # sampled scores and the biases
             label_scores[p] = sampled_scores.dtype.type(label_scores[p]) + biases[candidates[p]]
 
         first_draw = num_pairs
@@ -305,16 +309,16 @@ def shared_draw_gradients(
     dz: Floats,
     dW: Floats,
 ) -> None:
-    """Write the gradients if all examples share the draws.
+    """Write the gradients in contexts and class vectors, for draws that all examples share.
 
     `dz` (B, d) receives the gradients in the contexts, `dW` (k, d) the gradients in the vectors of
-    the k classes that occur. `d_labels` (P,) and `d_sampled` (B, m) are derivatives
-    in the scores; `weights` (B,) are the weights of the examples. `block`, `norms` and
-    `candidate_table` come from `score_shared_draws`.
+    the k classes that are labels or drawn. `d_labels` (P,) and `d_sampled` (B, m) are the
+    derivatives of the examples' losses in the scores; `weights` (B,) multiply the losses. `block`,
+    `norms` and `candidate_table` come from `score_shared_draws`.
 
-    If the caller has computed the large matrix products, `draw_gradients` (m, d) holds the
-    gradients in the vectors of the draws, and `dz` the contribution of the draws to the gradients
-    in the contexts. Otherwise `draw_gradients` is empty.
+    If `draw_gradients` (m, d) is not empty, the caller has computed the large matrix products:
+    `draw_gradients` holds the weighted gradients in the vectors of the draws, and `dz` the sums
+    over draws of derivatives times vectors, not yet weighted.
     """
     num_pairs = len(d_labels)
     m = d_sampled.shape[1]
@@ -347,7 +351,7 @@ def shared_draw_gradients(
             dz[b, f] *= example_weights[b]
 
     if len(norms) > 0:
-        # the block may have several equal rows for a class; the first is used
+        # a class may have several rows in the block, which are equal: use the first
         unit = np.empty_like(dW)
         class_norms = np.empty(len(dW))
         for g in range(len(dW)):
@@ -368,7 +372,8 @@ def score_rows(
 ) -> None:
     """Write ``scores[i, k] = z[example_ids[i]] . block[rows[i, k]]``, for `rows` (N, k)."""
     for i in range(len(rows)):
-        # read only once, because the compiler must assume that `scores` may overlap `example_ids`
+        # stored in a variable: otherwise the compiler reads it again after each write to `scores`,
+        # which might overlap `example_ids`
         example = example_ids[i]
         for k in range(rows.shape[1]):
             scores[i, k] = row_dot(block, rows[i, k], z, example)
@@ -381,7 +386,7 @@ def context_gradients(d_scores: Floats, block: Floats, rows: IntArray, dz: Float
     for b in range(len(rows)):
         total[:] = 0.0
         for k in range(rows.shape[1]):
-            if d_scores[b, k] != 0.0:  # skip draws without weight
+            if d_scores[b, k] != 0.0:  # masked draws have a derivative of 0
                 _add_multiple(d_scores[b, k], block, rows[b, k], total)
         copy_row(dz[b], total)
 
@@ -404,7 +409,7 @@ def class_gradients(
     example ``example_ids[p]``. If examples share the draws, `draw_gradients` (m, d) holds the
     gradients in the vectors of the draws, summed over the examples; otherwise it is empty.
 
-    Candidates are numbered: first the labels, then the draws. Class g has the candidates
+    The labels and then the draws are numbered as candidates. The candidates of class g are
     ``order[offsets[g]:offsets[g + 1]]``; see `kernels.sort_ids.group_equal_ids`.
     """
     num_pairs = len(d_labels)
@@ -454,14 +459,14 @@ def find_accidental_hits(
     num_draws: int,
     shares_draws: bool,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Return ``(starts, stops, columns)``, which say where the accidental hits of each pair are.
+    """Find the columns of the draws that equal the label of a pair (accidental hits).
 
-    Accidental hits are draws of the pair's label. The hits of pair p are in the columns
-    ``columns[starts[p]:stops[p]]`` of the draws. `label_indices` (P,) are the indices of
+    Returns ``(starts, stops, columns)``: the hits of pair p are in the columns
+    ``columns[starts[p]:stops[p]]`` of its example's draws. `label_indices` (P,) are the indices of
     the labels among the distinct classes. There are `num_draws` draws for each example, or for all
     examples together if `shares_draws`.
 
-    Candidates are numbered: first the labels, then the draws. Class g has the candidates
+    The labels and then the draws are numbered as candidates. The candidates of class g are
     ``order[offsets[g]:offsets[g + 1]]``.
     """
     num_pairs = len(label_indices)
@@ -491,10 +496,10 @@ def nan_where_not_finite(
     first_example: int,
     first_pair: int,
 ) -> None:
-    """Set label scores (P,) to NaN for examples whose `sampled_scores` (B, m) are not all finite.
+    """Set the label scores (P,) of an example to NaN if one of its `sampled_scores` is not finite.
 
-    Row 0 of `sampled_scores` belongs to the example `first_example`, whose first pair has the index
-    `first_pair`.
+    `sampled_scores` is (B, m). Its row 0 belongs to the example `first_example`, whose first pair
+    has the index `first_pair`.
     """
     p = first_pair
     for b in range(len(sampled_scores)):
@@ -510,8 +515,8 @@ def nan_where_not_finite(
 def write_pair_logits(pairs: Pairs, first_pair: int, logits: Floats) -> None:
     """Write the logits (N, 1 + m) of label and draws for N pairs, from `first_pair` on.
 
-    Draws without weight for a pair get -inf. If `logits` is float32, the maximum of each row is
-    subtracted in float64 first, which keeps the digits of the differences.
+    Draws that do not enter the loss of a pair get -inf. If `logits` is float32, the maximum of each
+    row is first subtracted in float64, so that differences of large logits keep their digits.
     """
     example_ids = pairs.example_ids
     sampled_scores = pairs.sampled_scores
@@ -539,27 +544,30 @@ def write_pair_logits(pairs: Pairs, first_pair: int, logits: Floats) -> None:
 
 @njit_bare
 def has_draws(pairs: Pairs, p: int) -> bool:
-    """Whether the loss of pair p includes the draws, which may count only once per example."""
+    """Whether the loss of pair p includes the draws.
+
+    If draws count once per example, only the example's first pair includes them.
+    """
     is_first = not (p > 0 and pairs.example_ids[p - 1] == pairs.example_ids[p])
     return is_first or not pairs.counts_draws_once
 
 
 @njit_bare
 def keeps_hits(pairs: Pairs, p: int, q: int) -> bool:
-    """Whether draws of the label of pair q have weight for pair p of the same example."""
+    """Whether draws of the label of pair q enter the loss of pair p of the same example."""
     return pairs.keeps_label_hits if q == p else pairs.keeps_other_hits
 
 
 @njit_bare
 def mask_hits(pairs: Pairs, p: int, row: FloatArray) -> None:
-    """Set the logits of accidental hits that have no weight for pair p to -inf.
+    """Set to -inf the logits of accidental hits that must not enter the loss of pair p.
 
     The row (1 + m,) holds the logit of the label, followed by the logits of the draws.
     """
     example_ids = pairs.example_ids
     start = p
     stop = p + 1
-    if not pairs.keeps_other_hits:  # hits of all labels of the example are masked
+    if not pairs.keeps_other_hits:  # also go through the hits of the example's other labels
         while start > 0 and example_ids[start - 1] == example_ids[p]:
             start -= 1
         while stop < len(example_ids) and example_ids[stop] == example_ids[p]:
@@ -582,10 +590,10 @@ def scatter_logit_gradients(
 ) -> None:
     """Convert derivatives in the logits of N pairs to derivatives in the scores.
 
-    `d_logits` (N, 1 + m) are the derivatives of the losses of the pairs from `first_pair` on.
-    Writes the derivatives in the label scores to `d_labels` (P,). Sums the derivatives in the
-    sampled scores over the pairs of an example, in float64, and writes the sums to `d_sampled`
-    (B, m). All derivatives, and the `losses` (P,), are multiplied by the label weights.
+    `d_logits` (N, 1 + m) are the derivatives of the losses of N pairs, from `first_pair` on.
+    `d_labels` (P,) receives the derivatives in the label scores, `d_sampled` (B, m) the derivatives
+    in the sampled scores, summed over the pairs of each example in float64. All derivatives, and
+    the `losses` (P,), are multiplied by the label weights.
     """
     example_ids = pairs.example_ids
     label_logits = pairs.label_logits
@@ -623,10 +631,11 @@ def reject_correction(m: int, num_hits: int, label_count: float) -> float:
 
     Of the m draws, `num_hits` are the label t, and are discarded. The ``k = m - num_hits`` accepted
     draws have the distribution q given that the class is not t. Class j therefore has the expected
-    count ``k q_j / (1 - q_t)`` in place of ``m q_j``. `label_count` is ``log(m q_t)``. Subtracting
-    the term from the label's logit instead gives the same softmax.
+    count ``k q_j / (1 - q_t)``, not ``m q_j``: the term is the log of the ratio
+    ``m (1 - q_t) / k``. `label_count` is ``log(m q_t)``. To subtract the term from the label's
+    logit gives the same softmax.
     """
-    # m (1 - q_t) is computed by expm1, so that it keeps its digits if q_t is near 1
+    # m (1 - q_t) by expm1, which keeps its digits if q_t is near 1
     expected_count = -m * math.expm1(min(label_count - math.log(m), 0.0))
     has_correction = expected_count > 0.0 and num_hits < m
     return math.log(expected_count / (m - num_hits)) if has_correction else 0.0
@@ -634,9 +643,10 @@ def reject_correction(m: int, num_hits: int, label_count: float) -> float:
 
 @njit
 def reject_corrections(m: int, hit_counts: IntArray, label_counts: FloatArray) -> FloatArray:
-    """Return the `reject_correction` (P,) of each pair.
+    """Return the `reject_correction` (P,) of each pair, a term of logits.
 
-    `hit_counts` (P,) are the numbers of accidental hits; empty if there are none.
+    `hit_counts` (P,) are the numbers of accidental hits of the pairs, or (0,) if no pair has hits.
+    `label_counts` (P,) are the log expected counts of the labels.
     """
     corrections = np.empty(len(label_counts))
     for p in range(len(corrections)):
