@@ -89,13 +89,13 @@ class Targets:
     """The P (example, label) pairs of a batch, in the order of the examples."""
 
     labels: IntArray
-    # (P,): example of each pair, ascending; None if each example has one pair
+    # (P,): index of each pair's example, ascending; None if each example has one pair
     example_ids: IntArray | None = None
     label_weights: FloatArray | None = None  # (P,): weights of the pairs in an example's loss
     starts: IntArray | None = None  # (B,): index of the first pair of each example
 
     def rows(self, values: Any) -> Any:
-        """Return an array (P, ...): `values` (B, ...) of the examples, repeated for each pair."""
+        """Return an array (P, ...) that repeats the `values` (B, ...) of examples for each pair."""
         return values if self.example_ids is None else values[self.example_ids]
 
     def per_example(self, values: Any) -> Any:
@@ -118,7 +118,7 @@ class Batch:
     contexts : ndarray, shape (B, d)
         Contexts, divided by their norms if the loss normalises.
     norms : ndarray of float64, shape (B,), or None
-        Norms of the contexts; None if the loss does not normalise.
+        Norms of the contexts before the division; None if the loss does not normalise.
     z : ndarray, shape (B, d)
         Contexts times tau.
     class_embeddings : ndarray, shape (n, d)
@@ -128,8 +128,8 @@ class Batch:
     biases : ndarray, shape (n,), or None
         Class biases.
     log_sums : ndarray of float64, shape (B,), or None
-        Argument `log_sums` of a `DoubleSumLoss`, in which `forward` may raise values; None for
-        other losses.
+        The `log_sums` that a `DoubleSumLoss` has used: its argument, of which `forward` may have
+        raised values. None for other losses.
     """
 
     contexts: Rows
@@ -143,7 +143,9 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Cache:
-    """State that `Loss.forward` passes to `Loss.backward`; valid until the arguments change.
+    """State that `Loss.forward` passes to `Loss.backward`.
+
+    It is invalid once the arguments of `forward` have been changed in place.
 
     Attributes
     ----------
@@ -228,9 +230,10 @@ class Loss(ABC):
     device = "cpu"
     # whether the loss is a sum of logistic losses, one of the label and one of each draw
     is_binary: ClassVar[bool] = False
-    # whether the loss is on vectors of the nodes of a tree, in place of class vectors
+    # whether the class vectors of the loss are the vectors of the nodes of a tree
     on_tree: ClassVar[bool] = False
-    # whether the passes compute in NumPy, whose warnings are suppressed; kernels never warn
+    # whether the passes compute in NumPy, whose overflow warnings must be suppressed; compiled
+    # kernels never warn
     _may_warn: ClassVar[bool] = True
 
     def __init__(
@@ -312,7 +315,7 @@ class Loss(ABC):
         Callers that draw classes themselves pass the result to `forward_batch`.
         """
         arrays = backend(self.device)
-        # the usual case; other arguments are converted or rejected below
+        # the usual arguments are used as they are; all others are converted, or rejected
         if self.device == "cpu" and _needs_no_conversion(h, class_embeddings, labels):
             contexts = h
             rows = class_embeddings
@@ -356,14 +359,14 @@ class Loss(ABC):
         per_example = weights_for_reduction(
             weights, batch.z.shape[0], self.reduction, batch.z.dtype
         )
-        # warnings are suppressed, because losses that are not finite raise an error below
+        # overflow warnings are suppressed, because losses that are not finite raise an error below
         if self._may_warn:
             losses, saved = call_ignoring_overflow(self._forward, batch, draw, label_log_count)
         else:
             losses, saved = self._forward(batch, draw, label_log_count)
 
-        # in float64 for any dtype: float32 sums over long batches lose small improvements
-        total = float(losses.dot(per_example))  # finite only if all losses are
+        # a float64 sum for any dtype, because float32 sums would lose small improvements
+        total = float(losses.dot(per_example))  # not finite if a loss is not finite
         if not -np.inf < total < np.inf:
             if not np.isfinite(losses).all():
                 # class vectors are validated only here, because reading all costs more than a step
@@ -378,7 +381,7 @@ class Loss(ABC):
         return value, Cache(batch, per_example, saved)
 
     def backward(self, cache: Cache) -> Gradients:
-        """Compute the gradient of the value that `forward` returned, or of its sum.
+        """Compute the gradient of the value of `forward`, or of its sum for reduction "none".
 
         Parameters
         ----------
@@ -388,8 +391,9 @@ class Loss(ABC):
         Returns
         -------
         Gradients
-            ``dh`` (B, d), and sparse rows of class vectors and biases, each class once. Values that
-            overflow their dtype are not finite; optimizers reject them.
+            The gradients ``dh`` (B, d) in contexts, and sparse rows for class vectors and biases,
+            each class once. Gradients that overflow their dtype are not finite; optimizers reject
+            them.
         """
         batch = cache.batch
         arrays = backend(self.device)
@@ -400,7 +404,7 @@ class Loss(ABC):
 
         if self.tau == 1.0 and batch.norms is None:
             return gradients
-        dh = gradients.dh  # in z = tau h
+        dh = gradients.dh  # gradient in z = tau h, to be multiplied by tau
         if self.tau != 1.0:
             dh = arrays.times(dh, self.tau)
         if batch.norms is not None:
@@ -416,17 +420,17 @@ class Loss(ABC):
 
     @abstractmethod
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
-        """Return gradients of the weighted sum of losses; ``dh`` is the gradient in ``batch.z``.
+        """Return the gradients of the sum of the examples' losses, weighted by `weights` (B,).
 
-        `saved` is the second value that `_forward` returned; `weights` (B,) are the weights of the
-        examples.
+        Their ``dh`` is the gradient in ``batch.z``, contexts times tau. `saved` is the second value
+        that `_forward` returned.
         """
 
 
 def _needs_no_conversion(h: Any, rows: Any, labels: Any) -> bool:
-    """Whether contexts, class vectors and labels (B,) are valid without conversion.
+    """Whether contexts, class vectors and labels (B,) are valid arrays that need no conversion.
 
-    Values of class vectors are not checked.
+    The values of the class vectors are not checked.
     """
     if not type(h) is type(rows) is type(labels) is np.ndarray:
         return False
@@ -455,7 +459,7 @@ def is_valid_batch(h: Rows, labels: IntArray, n: int) -> bool:
 
 
 def _losses_not_finite_error(losses: FloatArray, dtype: np.dtype[Any]) -> ValueError:
-    """Return the error for losses (B,) that are not all finite."""
+    """Return the error to raise for losses (B,) that are not all finite."""
     worst = int(np.argmin(np.isfinite(losses)))
     return ValueError(
         f"the loss of example {worst} must be finite, got {losses[worst]}; its scores or "
@@ -468,7 +472,7 @@ def weights_for_reduction(
     weights: ArrayLike | None, batch_size: int, reduction: str, dtype: np.dtype[Any]
 ) -> FloatArray:
     """Return validated weights (B,) of the examples; for reduction "mean", divided by their sum."""
-    if weights is None:  # the usual case: nothing to validate
+    if weights is None:  # all examples have the same weight
         weight = 1.0 / batch_size if reduction == "mean" else 1.0
         return np.zeros(batch_size) + weight
 
@@ -483,8 +487,8 @@ def weights_for_reduction(
             )
         per_example = per_example / total
 
-    # weights multiply gradients, so they must not exceed the square root of the largest float:
-    # the products would overflow
+    # Weights multiply gradients. If neither exceeds the square root of the largest float, the
+    # products do not overflow.
     limit = float(np.finfo(dtype).max) ** 0.5
     largest = float(np.abs(per_example).max())
     if largest > limit:
@@ -516,7 +520,7 @@ def checked_targets(
             )
         return Targets(as_labels("labels", labels, num_classes, (batch_size,)))
 
-    # a copy, because it is sorted in place below
+    # a copy, because the entries are sorted in place below
     matrix = as_csr("labels", labels)
     if matrix.shape != (batch_size, num_classes):
         raise ValueError(
@@ -548,14 +552,14 @@ def checked_targets(
     if reduction != "pal-n":
         return Targets(classes, example_ids, values, starts)
 
-    # scale by the maximum first: the sum of very large weights would overflow
+    # first divide each row by its maximum, because the sum of very large weights would overflow
     values = values / np.maximum.reduceat(values, matrix.indptr[:-1])[example_ids]
     totals = np.add.reduceat(values, matrix.indptr[:-1])
     return Targets(classes, example_ids, values / totals[example_ids], starts)
 
 
 def _require_one_type(labels: Any) -> None:
-    """Raise if `labels` is a list of mixed types, because NumPy would convert them to one type."""
+    """Raise if `labels` is a list of mixed types, which NumPy would silently convert to one."""
     if not isinstance(labels, list | tuple):
         return
 

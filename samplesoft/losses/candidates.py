@@ -40,7 +40,7 @@ from samplesoft.schemes import Scheme
 _INT = np.dtype(np.int64)
 _FLOAT = np.dtype(np.float64)
 _NO_NORMS = np.empty(0)
-_MIN_THREADED_MULTIPLICATIONS = 1 << 20  # smaller work runs on one thread
+_MIN_THREADED_MULTIPLICATIONS = 1 << 20  # with fewer multiplications, one thread does the work
 
 
 def checked_draw(draw: Draw | None, batch_size: int, n: int) -> tuple[IntArray, FloatArray]:
@@ -50,14 +50,17 @@ def checked_draw(draw: Draw | None, batch_size: int, n: int) -> tuple[IntArray, 
     and all classes are in ``range(n)``.
     """
     ids, log_counts = ids_and_log_counts(draw, batch_size)
-    # one fast pass; the invalid entry is searched for only if there is one
+    # one fast pass over all draws; only if it fails, the invalid entry is searched for
     if not are_valid_draws(ids, log_counts, n):
         raise invalid_draw_error(ids, log_counts, n)
     return ids, log_counts
 
 
 def ids_and_log_counts(draw: Draw | None, batch_size: int) -> tuple[IntArray, FloatArray]:
-    """Return what `checked_draw` returns; check types and shapes, but not values."""
+    """Return drawn classes and log expected counts, after a check of types and shapes only.
+
+    Shapes are as for `checked_draw`, which also checks the values.
+    """
     if type(draw) is not Draw and not isinstance(draw, Draw):
         raise missing_draw_error(draw)
 
@@ -65,7 +68,7 @@ def ids_and_log_counts(draw: Draw | None, batch_size: int) -> tuple[IntArray, Fl
     log_q: Any = draw.log_q
     logs = log_q if draw.log_inclusion is None else draw.log_inclusion
 
-    # the types that samplers return; other arrays are checked one by one
+    # samplers return these types, which need one test; other arrays are checked one by one
     is_from_sampler = type(ids) is type(log_q) is type(logs) is np.ndarray and ids.dtype == _INT
     if is_from_sampler and log_q.dtype == logs.dtype == _FLOAT:
         require_draw_shapes(ids.shape, logs.shape, batch_size)
@@ -85,7 +88,7 @@ def ids_and_log_counts(draw: Draw | None, batch_size: int) -> tuple[IntArray, Fl
 
 
 def missing_draw_error(value: Any) -> TypeError:
-    """Return the error for a value that is not a `Draw`."""
+    """Return the error to raise for an argument `value` that is not a `Draw`."""
     return TypeError(
         f"`draw` must be a Draw, got {type(value).__name__}; sampled losses take one from "
         "sampler.sample(h, num_sampled, ...)."
@@ -115,7 +118,7 @@ def require_draw_shapes(ids: tuple[int, ...], log_counts: tuple[int, ...], batch
 
 
 def invalid_draw_error(ids: IntArray, log_counts: FloatArray, n: int) -> ValueError:
-    """Return the error for a draw that `are_valid_draws` rejects."""
+    """Return the error to raise for a draw that `are_valid_draws` rejects."""
     if ids.min() < 0 or ids.max() >= n:
         return ValueError(
             f"`draw` must hold classes in 0..{n - 1}, got {ids.min()}..{ids.max()}; the sampler "
@@ -129,10 +132,10 @@ def invalid_draw_error(ids: IntArray, log_counts: FloatArray, n: int) -> ValueEr
 
 
 def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Scheme) -> FloatArray:
-    """Return the validated log expected counts (P,) of the pairs' labels in a draw, as float64.
+    """Return validated log expected counts (P,) of the pairs' labels in a draw, as float64.
 
-    A count of -inf means that the label cannot be drawn. Only schemes that divide by the number of
-    accepted draws allow it.
+    A log count of -inf means that the label cannot be drawn. Only schemes that divide by the number
+    of accepted draws allow it.
     """
     num_pairs = len(targets.labels)
     if value is None:
@@ -148,7 +151,7 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
             "sampler.log_expected_count."
         )
 
-    # a wider type may overflow, and is then rejected below
+    # counts of a wider type may overflow in float64; they become infinite, and are rejected below
     with np.errstate(over="ignore"):
         counts = counts.astype(np.float64)
 
@@ -172,28 +175,28 @@ def checked_label_counts(value: ArrayLike | None, targets: Targets, scheme: Sche
 class CandidateScores:
     """Scores of labels and drawn classes, and the arrays that their gradients need.
 
-    The block of class vectors has one row for each class that occurs. If the draws are shared, it
-    has one row for each label and then one row for each draw instead, so that the scores of the
-    draws are a matrix product.
+    The block of class vectors has one row for each class that is a label or drawn. But if `shared`,
+    it has one row for each label and then one row for each draw, so that the scores of the draws
+    are a matrix product.
     """
 
     label_scores: FloatArray  # (P,): computed in the dtype of the vectors
-    sampled_scores: Rows  # (B, m): shared by all pairs of an example
+    sampled_scores: Rows  # (B, m): one row for each example, whose pairs share it
     example_ids: IntArray  # (P,): example of each pair
-    block: Rows  # (r, d): class vectors
-    norms: FloatArray  # (r,): norms of the vectors; (0,) without normalisation
+    block: Rows  # (r, d): class vectors, divided by their norms if the loss normalises
+    norms: FloatArray  # (r,): norms of the vectors before the division; (0,) if not normalised
     shared: bool  # whether all examples share one set of draws
     candidate_table: IntArray  # (5, P + number of draws + 1): see `list_candidates`
-    num_unique: int  # number of classes that occur
+    num_unique: int  # number of distinct classes that are labels or drawn
 
     @property
     def label_indices(self) -> IntArray:
-        """Index (P,) of each label among the classes that occur."""
+        """Index (P,) of each label among the distinct classes."""
         return self.candidate_table[2, : self.label_scores.shape[0]]
 
     @property
     def draw_indices(self) -> IntArray:
-        """Index of each draw among the classes that occur, (B, m) or (1, m)."""
+        """Index of each draw among the distinct classes, (B, m), or (1, m) if shared."""
         batch_size, m = self.sampled_scores.shape
         return self.candidate_table[2, self.label_scores.shape[0] : -1].reshape(
             1 if self.shared else batch_size, m
@@ -202,7 +205,7 @@ class CandidateScores:
 
 @lru_cache(4)
 def _cached_arange(size: int) -> IntArray:
-    """Return ``arange(size)`` as a cached array. It must not be changed."""
+    """Return the array ``arange(size)``, which is cached and must not be changed."""
     return np.arange(size)
 
 
@@ -211,8 +214,9 @@ def score_candidates(
 ) -> CandidateScores:
     """Return the scores of labels and of drawn classes `ids`, (B, m), or (1, m) if shared.
 
-    `log_counts`, of the shape of `ids`, are the log expected counts of the draws; they are only
-    validated. Label scores are NaN for examples in which the score of a draw is not finite.
+    `log_counts`, of the shape of `ids`, are the log expected counts of the draws; they are
+    validated, but not subtracted. If the score of a draw is not finite, the label scores of its
+    example are NaN.
     """
     z = batch.z
     labels = batch.targets.labels
@@ -228,8 +232,8 @@ def score_candidates(
 
     candidate_table = np.empty((5, num_pairs + num_sets * m + 1), np.int64)
 
-    # For shared draws, the vectors are copied in the order of the draws, and the scores are one
-    # matrix product. Otherwise each class has one row, and an example reads the rows of its draws.
+    # For shared draws, the vectors are copied in the order of the draws, so that the scores are one
+    # matrix product. Otherwise each class is copied once, and an example reads its draws' rows.
     is_remote = type(rows) is not np.ndarray and isinstance(rows, RemoteRows)
     if num_sets == 1 < batch_size and not is_remote:
         block = np.empty((num_pairs + m, d), z.dtype)
@@ -240,7 +244,7 @@ def score_candidates(
         if type(rows) is not np.ndarray:
             rows = np.asarray(rows)  # kernels do not accept memmaps
 
-        # a large product runs in several threads, outside the kernel
+        # the kernel computes only small products; a large one runs in several threads below
         multiply = z.size * m <= MAX_SINGLE_THREADED_WORK
         num_unique = score_shared_draws(
             labels,
@@ -295,7 +299,10 @@ def _score_separate_draws(
     candidate_table: IntArray,
     num_unique: int,
 ) -> CandidateScores:
-    """Return the scores if draws are not shared, or if class vectors are on other machines."""
+    """Return the scores if draws are not shared, or if class vectors are on other machines.
+
+    For the arguments see `CandidateScores`.
+    """
     z = batch.z
     rows = batch.class_embeddings
     shared = len(ids) < len(batch.z)
@@ -354,7 +361,7 @@ def _score_separate_draws(
 def _require_finite_norms(rows: Rows, norms: FloatArray, classes: IntArray) -> None:
     """Raise if one of the norms (k,) of the vectors of `classes` is not finite."""
     if not np.isfinite(norms).all():
-        unit_rows("class_embeddings", rows[classes], classes)  # raises, naming the class
+        unit_rows("class_embeddings", rows[classes], classes)  # raises, and names the class
 
 
 def score_gradients(
@@ -369,7 +376,7 @@ def score_gradients(
     classes = scores.candidate_table[1, : scores.num_unique]
 
     if type(rows) is not np.ndarray and isinstance(rows, RemoteRows):
-        # the rows of the gradient stay on the machines of the class vectors
+        # the machines of the class vectors keep the gradient: its rows have the width 0
         remote_rows = SparseRows(classes, np.empty((scores.num_unique, 0), z.dtype))
         dz = call_ignoring_overflow(rows.gradients, batch, d_labels, d_sampled, weights)
         return Gradients(dz, remote_rows, None)
@@ -382,7 +389,7 @@ def score_gradients(
     dW = np.empty((scores.num_unique, z.shape[1]), z.dtype)
 
     if scores.shared:
-        draw_gradients = dW[:0]  # empty, so that the kernel computes them
+        draw_gradients = dW[:0]  # if empty, the kernel computes these gradients
         if z.size * d_sampled.shape[1] > MAX_SINGLE_THREADED_WORK:
             call_ignoring_overflow(product, d_sampled, block[d_labels.shape[0] :], dz)
             draw_gradients = _shared_class_gradients(d_sampled, z, weights)
@@ -412,7 +419,7 @@ def score_gradients(
 
 @ignoring_overflow
 def _shared_class_gradients(d_sampled: Rows, z: Rows, weights: FloatArray) -> Rows:
-    """Return the gradients (m, d) in the vectors of shared draws, summed over the examples."""
+    """Return the gradients (m, d) in the vectors of shared draws, summed over weighted examples."""
     draw_gradients: Rows = product(d_sampled.T, weights.astype(z.dtype)[:, None] * z)
     return draw_gradients
 
@@ -421,9 +428,10 @@ def _shared_class_gradients(d_sampled: Rows, z: Rows, weights: FloatArray) -> Ro
 def _bias_gradients(
     scores: CandidateScores, d_labels: Rows, d_sampled: Rows, weights: FloatArray
 ) -> Rows:
-    """Return the gradients (k,) in the biases of the k classes that occur.
+    """Return the gradients (k,) in the biases of the k classes that are labels or drawn.
 
-    A bias is the weight of a feature that is always 1. For the arguments see `score_gradients`.
+    The gradient in a bias is the sum of the derivatives in the scores of its class. For the
+    arguments see `score_gradients`.
     """
     weight_column = weights.astype(d_sampled.dtype)[:, None]
     if scores.shared:
@@ -449,10 +457,10 @@ def _separate_draw_gradients(
     dz: Rows,
     dW: Rows,
 ) -> None:
-    """Write the gradients if draws are not shared.
+    """Write the gradients in contexts and class vectors, for draws that examples do not share.
 
     `dz` (B, d) receives the gradients in the contexts, `dW` (k, d) the gradients in the vectors of
-    the k classes that occur.
+    the k classes that are labels or drawn. For the other arguments see `score_gradients`.
     """
     block = scores.block
     example_ids = scores.example_ids
@@ -460,7 +468,7 @@ def _separate_draw_gradients(
     order = scores.candidate_table[3, :-1]
     offsets = scores.candidate_table[4, : scores.num_unique + 1]
 
-    # multiply the contexts, and not every derivative, by the example weights
+    # the weights multiply the contexts (B, d), not the derivatives (B, m), which may be many more
     weight_column = weights.astype(z.dtype)[:, None]
     weighted_z = weight_column * z
     num_multiplications = d_sampled.size * z.shape[1]
@@ -493,7 +501,7 @@ def _separate_draw_gradients(
 
 def _chunks_for_threads(size: int, num_multiplications: int) -> list[slice]:
     """Return slices that split ``range(size)`` among threads, or one slice if the work is small."""
-    # `size` is 0 on a shard without labels and draws
+    # `size` is 0 on a machine whose classes are neither labels nor drawn
     chunk_size = size
     if num_multiplications >= _MIN_THREADED_MULTIPLICATIONS:
         chunk_size = -(-size // (4 * num_threads()))

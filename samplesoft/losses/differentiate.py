@@ -48,7 +48,10 @@ Kernel = Callable[..., Any]
 
 
 def name_after_kernels(function: Kernel, *kernels: Kernel) -> Kernel:
-    """Append the names of kernels to the name of a function, so that cache files are distinct."""
+    """Rename a function in place, and return it: the names of kernels are appended to its name.
+
+    The names of Numba's cache files are then distinct for distinct kernels.
+    """
     names = [function.__name__]
     for kernel in kernels:
         code: Any = getattr(kernel, "py_func", kernel)
@@ -61,7 +64,7 @@ def name_after_kernels(function: Kernel, *kernels: Kernel) -> Kernel:
 
 def make_row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
     """Return a differentiator that computes a row of logits, of label and draws, for each pair."""
-    if not _is_compilable(kernel):  # a kernel in NumPy
+    if not _is_compilable(kernel):  # the kernel is a NumPy function: run it in Python
         return ignoring_overflow(_row_differentiator(kernel, weighs_draws))
     return _compiled_row_differentiator(kernel, weighs_draws)
 
@@ -69,8 +72,8 @@ def make_row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
 def make_merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -> Kernel:
     """Return a differentiator that replaces all draws of an example by one merged logit.
 
-    If `separate_hits`, accidental hits keep separate logits, because they have weight for some
-    pairs of an example and not for others. Otherwise accidental hits have no weight.
+    If `separate_hits`, accidental hits are not merged, because they enter the loss of some pairs of
+    an example and not of others. Otherwise accidental hits are masked for all pairs.
     """
     if not (_is_compilable(kernel) and _is_compilable(merge)):
         return ignoring_overflow(_merged_differentiator(kernel, merge, separate_hits))
@@ -78,7 +81,7 @@ def make_merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: boo
 
 
 def _is_compilable(function: Kernel) -> bool:
-    """Whether a function is compiled, or would be if Numba were installed."""
+    """Whether a function is marked for compilation, even if Numba is not installed."""
     return type(function) not in (FunctionType, MethodType) or hasattr(function, "py_func")
 
 
@@ -116,7 +119,7 @@ def _row_differentiator(kernel: Kernel, weighs_draws: bool) -> Kernel:
                 (chunk_stop - chunk_start, width)
             )
             write_pair_logits(pairs, chunk_start, rows)
-            if weighs_draws:  # a compile-time constant
+            if weighs_draws:  # a constant at compile time, so only one branch is compiled
                 pair_weights = weights[
                     (pairs.example_ids[chunk_start:chunk_stop] - pairs.first_example) % len(weights)
                 ]
@@ -149,8 +152,8 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
         width = d_sampled.shape[1]
         shared = len(pairs.log_counts) == 1
 
-        # slices of the workspace: logits of separate hits; derivatives in these logits and in the
-        # merged logit; logits of one pair
+        # Slices of the workspace: logits of the separate hits; derivatives in these logits and in
+        # the merged logit, summed over pairs; logits of one pair.
         hit_logits = logits[:width]
         derivatives = logits[width : 2 * width + 1]
         pair_logits = logits[2 * width + 1 : 3 * width + 3]
@@ -163,7 +166,7 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
             for k in range(width):
                 row[k] = pairs.sampled_scores[b, k] - pairs.log_counts[0 if shared else b, k]
 
-            # the row keeps the draws that are no hits of any label of the example
+            # remove the hits of all labels of the example from the row, which is then merged
             num_hits = 0
             while example_stop < stop and example_ids[example_stop] == example_ids[example_start]:
                 for i in range(hit_starts[example_stop], hit_stops[example_stop]):
@@ -205,7 +208,8 @@ def _merged_differentiator(kernel: Kernel, merge: Kernel, separate_hits: bool) -
                 for i in range(num_hits + 1):
                     derivatives[i] += label_weight * pair_logits[1 + i]
 
-            # the derivative in a draw's logit is a product, by the chain rule
+            # chain rule: the derivative of the merged logit in a draw's logit, times the
+            # derivative of the loss in the merged logit
             derivative = row.dtype.type(derivatives[num_hits])
             for k in range(width):
                 row[k] *= derivative

@@ -36,17 +36,18 @@ from samplesoft.schemes import Scheme, select
 
 Kernel = Callable[..., None]
 Seed = int | np.random.Generator | None
-# (number of draws, rng) -> draws for the contexts of a batch
+# function of a number of draws and a seed that returns draws for the contexts of a batch
 Sample = Callable[[int, Seed], Draw]
 
-# number of logits that a thread computes at a time; they fit into its cache
+# largest number of logits in a chunk: a thread computes a chunk at a time, in its cache
 CHUNK_LOGITS = 1 << 14
-# number of chunks in a job of a thread; waking a thread costs more than a smaller job
+# number of chunks of logits that a thread gets at once; with fewer, waking a thread costs more than
+# the computation
 _CHUNKS_PER_JOB = 8
 _NO_WEIGHTS = np.empty((0, 0))
 _UNIT_WEIGHTS = np.empty(0)
 _FLOAT = np.dtype(np.float64)
-_UNDERFLOWED_EXP = 5e-324  # value that `replace_by_exp` returns on underflow, in float64
+_UNDERFLOWED_EXP = 5e-324  # float64 value that `replace_by_exp` writes in place of 0 on underflow
 
 
 class LossKernel(NamedTuple):
@@ -56,17 +57,17 @@ class LossKernel(NamedTuple):
     ----------
     kernel : callable
         ``kernel(logits, losses, *parameters)`` writes the losses (P,) of corrected logits
-        (P, 1 + m), with the label's in column 0, and overwrites the logits by derivatives. A logit
-        of -inf marks a draw without weight. If the kernel is compiled by the ``njit`` of
+        (P, 1 + m), with the label's in column 0, and overwrites the logits by derivatives. A draw
+        with the logit -inf is masked. If the kernel is compiled by the ``njit`` of
         ``samplesoft/_jit.py``, training can run many steps in one compiled call.
     parameters : tuple
         Further arguments of the kernel. They depend only on the loss and on the numbers of draws
         and classes, so that they are the same in many steps.
     merge : callable or None
-        ``merge(logits, merged)`` writes, for each row of the draws' logits (B, m), one logit (B,)
-        that can replace the row in the loss. It overwrites the rows by the derivatives of these
-        logits. With it, an example with several labels costs no more than one with a single label;
-        see `merge_exponentials`. None if the loss has no such logit.
+        ``merge(logits, merged)`` writes, for each row of the draws' logits (B, m), one merged logit
+        (B,) that can replace the row in the loss. It overwrites the rows by the derivatives of the
+        merged logits. With `merge`, an example with several labels costs no more than one with a
+        single label; see `merge_exponentials`. None if no single logit can replace the draws.
     adds_exponentials : bool
         Whether k draws with the same logit can be replaced by one draw whose logit is larger by
         log k.
@@ -75,7 +76,8 @@ class LossKernel(NamedTuple):
         float32 vectors are then computed in float32, relative to their maximum.
     weighs_draws : bool
         Whether the kernel takes the weights (P, m) of the draws, as an argument before its
-        `parameters`. A weight is 1 divided by the expected count. Logits are then not corrected.
+        `parameters`. A weight is 1 divided by the draw's expected count. The logits that such a
+        kernel gets are not corrected.
     """
 
     kernel: Kernel
@@ -133,7 +135,10 @@ class SampledLoss(Loss):
     _may_warn: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Suppress NumPy's warnings in a subclass that overrides `_forward` or `_backward`."""
+        """Suppress overflow warnings if a subclass overrides `_forward` or `_backward`.
+
+        The override may compute in NumPy, which warns.
+        """
         super().__init_subclass__(**options)
         members = vars(cls)
         if "_may_warn" not in members and ("_forward" in members or "_backward" in members):
@@ -217,11 +222,11 @@ class SampledLoss(Loss):
         keeps_label_hits = properties.draws_label
         keeps_other_hits = not self.mask_other_labels
 
-        # if draws count once, hits of all labels of an example are treated alike
+        # if each draw counts once per example, hits of all labels of the example are treated alike
         if counts_draws_once:
             keeps_label_hits = keeps_other_hits = keeps_label_hits and keeps_other_hits
 
-        # accidental hits are searched for only if some of them have no weight
+        # search for accidental hits only if there are any and some kind of them must be masked
         hit_starts = hit_stops = hit_columns = num_hits = cached_zeros(label_logits.shape[0])
         if scores.candidate_table[0, -1] > 0 and not (keeps_label_hits and keeps_other_hits):
             hit_starts, hit_stops, hit_columns = find_accidental_hits(
@@ -252,11 +257,12 @@ class SampledLoss(Loss):
         if properties.corrects_label:
             label_logits = label_logits - label_count
         elif properties.divides_by_accepted:
-            if self.mask_other_labels:  # hits of all labels of the example are discarded
+            # hits of all labels of the example are discarded: add up their counts
+            if self.mask_other_labels:
                 num_hits = targets.rows(targets.per_example(num_hits))
                 label_count = targets.rows(np.logaddexp.reduceat(label_count, targets.offsets()))
 
-            # equivalent to adding the corrections to the logits of all draws
+            # gives the same softmax as adding the corrections to the logits of all draws
             label_logits = label_logits - reject_corrections(ids.shape[1], num_hits, label_count)
 
         # Losses of the pairs, and their derivatives in the scores.
@@ -293,21 +299,24 @@ class SampledLoss(Loss):
         return score_gradients(batch, scores, d_labels, d_sampled, weights)
 
     def require_usable_draws(self, losses: FloatArray) -> None:
-        """Raise if the losses (B,) show that an example has no usable draw; by default, never."""
+        """Raise if the losses (B,) show that an example has no usable draw.
+
+        The base method never raises.
+        """
 
     def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
-        """Return the kernel of the loss, and its parameters for this draw and number of classes."""
+        """Return the kernel of the loss, with its parameters for a draw and a number of classes."""
         return LossKernel(self._terms)
 
     def _terms(self, logits: FloatArray, losses: FloatArray) -> None:
-        """Write losses (P,) of rows of logits (P, 1 + m), and overwrite the rows by derivatives.
+        """Write the losses (P,) of rows of logits (P, 1 + m); overwrite the rows by derivatives.
 
-        See the kernel in `LossKernel`.
+        See `LossKernel.kernel`.
         """
         raise NotImplementedError
 
     def label_in_draw_error(self, labels: IntArray, pair: int) -> ValueError:
-        """Return the error for a draw that contains the label of a pair, but must exclude it."""
+        """Return the error for a draw that contains the label of `pair`, but must exclude it."""
         return ValueError(
             f"`draw` must not contain the label with scheme={self.scheme!r}, got class "
             f"{labels[pair]} for pair {pair}; draw with exclude=labels, or use scheme='masked'."
@@ -320,9 +329,9 @@ class SampledSoftmaxLoss(SampledLoss):
     Parameters
     ----------
     scheme : str
-        ``"negatives"``, ``"masked"`` and ``"reject"`` follow the importance convention: the
-        label's score is not corrected, and the loss of each example tends to the full softmax loss
-        as m grows. ``"negatives"`` takes draws that exclude the label; ``"masked"`` leaves out
+        For ``"negatives"``, ``"masked"`` and ``"reject"`` the label's score is not corrected (the
+        importance convention), and the loss of each example tends to the full softmax loss as m
+        grows. ``"negatives"`` takes draws that exclude the label; ``"masked"`` leaves out
         accidental hits, draws of the label; ``"reject"`` also divides by the number of other draws.
         ``"candidate"`` and ``"candidate_masked"`` correct the label's score too, as CNTK and
         TensorFlow do. The gradient of one example is then biased at every m, but its mean over the
@@ -402,8 +411,8 @@ def losses_and_derivatives(
     """Return losses (P,), and their derivatives in the scores of labels (P,) and draws (B, m).
 
     `weights` are the weights of the draws, as described in `losses.differentiate`. If each example
-    has one label, the derivatives overwrite ``pairs.sampled_scores``. A pair whose label has a
-    logit that is not finite gets the loss NaN.
+    has one label, the derivatives overwrite ``pairs.sampled_scores``. The loss of a pair is NaN if
+    the label's logit is not finite.
     """
     sampled_scores = pairs.sampled_scores
     num_pairs = pairs.label_logits.shape[0]
@@ -412,7 +421,8 @@ def losses_and_derivatives(
     losses = np.empty(num_pairs)
     d_labels = np.empty(num_pairs, sampled_scores.dtype)
 
-    # for several labels, a merged differentiator replaces the draws by one logit, if it can
+    # If an example has several labels, a merged differentiator replaces its draws by one logit. Not
+    # all kernels allow it: others compute a row of logits for each label.
     if targets.example_ids is None or loss_kernel.merge is None:
         differentiate = make_row_differentiator(loss_kernel.kernel, loss_kernel.weighs_draws)
         d_sampled = sampled_scores if targets.example_ids is None else np.empty_like(sampled_scores)
@@ -471,7 +481,7 @@ def losses_and_derivatives(
 
 @lru_cache(4)
 def cached_zeros(size: int) -> IntArray:
-    """Return a cached array of zeros (size,). It must not be changed."""
+    """Return an array of zeros (size,), which is cached and must not be changed."""
     return np.zeros(size, np.int64)
 
 
@@ -485,12 +495,13 @@ def softmax_kernel(logits: FloatArray, losses: FloatArray) -> None:
     for b in range(len(logits)):
         row = logits[b]
         max_logit = 0.0 if row.itemsize == 4 else row_max(row)
-        losses[b] = max_logit - row[0]  # replaced by the loss below
+        losses[b] = max_logit - row[0]  # stored until the loss replaces it below
         if max_logit != 0.0:
             for k in range(len(row)):
                 row[k] -= max_logit
 
-    exp_in_place(logits.reshape(-1))  # one long array fills the vector registers
+    # one call for all rows, because vector instructions are fast only on long arrays
+    exp_in_place(logits.reshape(-1))
     for b in range(len(logits)):
         row = logits[b]
         label_mass = row[0]
@@ -515,7 +526,7 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
             for k in range(len(row)):
                 row[k] -= merged[b]
 
-    # the derivative of logsumexp in a logit is the draw's fraction of the sum
+    # the derivative of logsumexp in a logit is the exponential of the logit, divided by the sum
     exp_in_place(logits.reshape(-1))
     for b in range(len(logits)):
         row = logits[b]
@@ -528,7 +539,7 @@ def merge_exponentials(logits: FloatArray, merged: FloatArray) -> None:
 
 @njit
 def exp_in_place(x: FloatArray) -> None:
-    """Replace the elements of `x` (n,), which are at most 0, by their exponentials, in place.
+    """Replace the elements of `x` (n,), which must be at most 0, by their exponentials, in place.
 
     An exponential that underflows becomes exactly 0.
     """
@@ -542,17 +553,19 @@ def exp_in_place(x: FloatArray) -> None:
 def label_derivative(label_mass: float, sampled_mass: float) -> float:
     """Return the derivative ``p - 1`` of the loss in the label's logit.
 
-    p is the label's fraction of the mass. Computed as a difference, ``p - 1`` loses its digits for
-    p near 1. The quotient ``-sampled_mass / (label_mass + sampled_mass)`` keeps them.
+    The masses of the label and of the draws are sums of exponentials of their logits; p is the
+    label's fraction of the total mass. For p near 1 the difference ``p - 1`` would lose its digits.
+    The quotient ``-sampled_mass / (label_mass + sampled_mass)`` keeps them.
     """
     return -sampled_mass / (label_mass + sampled_mass)
 
 
 @njit
 def loss_from_masses(label_mass: float, sampled_mass: float, label_gap: float) -> float:
-    """Return ``log(1 + sampled_mass / label_mass)``, where ``label_mass = exp(-label_gap)``.
+    """Return the softmax loss ``log(1 + sampled_mass / label_mass)``, for masses relative to a max.
 
-    A small loss keeps its digits only with ``log1p(sampled_mass / label_mass)``, but that formula
+    `label_gap` is the largest logit minus the label's, so that ``label_mass = exp(-label_gap)``. A
+    small loss keeps its digits only with ``log1p(sampled_mass / label_mass)``, but that formula
     divides by 0 if the label mass underflows. It is therefore used only if the label has the larger
     mass; otherwise ``label_gap + log(label_mass + sampled_mass)`` is returned.
     """

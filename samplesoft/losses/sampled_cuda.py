@@ -56,9 +56,9 @@ class Draws(NamedTuple):
 
     ids: Any  # (B, m), or (1, m) if shared
     log_q: Any
-    log_m: float  # 0 if draws are not corrected
+    log_m: float  # log of the number of draws m; 0 if draws are not corrected
     labels: Any  # (B,)
-    label_log_counts: Any  # (B,), or (0,) if not needed
+    label_log_counts: Any  # (B,): log expected counts of the labels; (0,) if not needed
     corrects_label: bool
     divides_by_accepted: bool
     keeps_hits: bool
@@ -74,7 +74,8 @@ class Candidates(NamedTuple):
     rows: Any  # row of each candidate in the block
     order: Any  # candidates, sorted by class
     offsets: Any  # (k,): index in `order` of the first candidate of each class
-    # True for B labels and m draws; False for B times a label and its m draws
+    # if True, the candidates are B labels and then m draws; otherwise, for each example, its label
+    # and then its m draws
     shared: bool
 
 
@@ -82,15 +83,15 @@ class Candidates(NamedTuple):
 class _ForwardArrays:
     """Arrays of the forward pass that the backward pass needs in addition to the batch."""
 
-    d_scores: Any  # (B, 1 + m): derivatives in the scores
-    block: Any  # (k, d): vectors of the classes that occur
-    norms: Any  # (k,), or None
-    classes: Any  # (k,)
+    d_scores: Any  # (B, 1 + m): derivatives in the scores of label and draws
+    block: Any  # (k, d): vectors of the classes that are labels or drawn
+    norms: Any  # (k,): norms of the vectors; None if the loss does not normalise
+    classes: Any  # (k,): the classes, ascending
     candidates: Candidates
 
 
 class CudaPasses:
-    """The forward and the backward pass of a `SampledSoftmaxLoss` on the device."""
+    """The forward and the backward pass of a `SampledSoftmaxLoss` on a CUDA device."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
@@ -98,7 +99,7 @@ class CudaPasses:
     def forward(
         self, batch: Batch, draw: Draw | None, label_log_count: Any
     ) -> tuple[FloatArray, _ForwardArrays]:
-        """Return the losses (B,) in host memory, and the arrays for `backward` on the device."""
+        """Return the losses (B,), in host memory, and the arrays that `backward` needs."""
         loss = self._loss
         labels = batch.targets.labels
         batch_size = batch.z.shape[0]
@@ -126,10 +127,14 @@ class CudaPasses:
             if pair is not None:
                 raise loss.label_in_draw_error(to_host(labels), pair)
 
-        return losses.copy_to_host(), saved  # copying B losses costs no more than a sum
+        # copying B losses to the host takes no longer than computing their sum on the device
+        return losses.copy_to_host(), saved
 
     def backward(self, batch: Batch, saved: _ForwardArrays, weights: FloatArray) -> Gradients:
-        """Return the gradients in contexts times tau, in class vectors and in biases."""
+        """Return the gradients in z (contexts times tau), in class vectors and in biases.
+
+        They are gradients of the sum of the losses, weighted by `weights` (B,).
+        """
         dtype = batch.z.dtype
         num_classes = saved.block.shape[0]
         d_scores = saved.d_scores
@@ -160,7 +165,10 @@ class CudaPasses:
         return Gradients(dz, SparseRows(saved.classes, d_block), db)
 
     def _score_candidates(self, batch: Batch, ids: Any) -> _ForwardArrays:
-        """Return the arrays of the forward pass. `d_scores` holds scores, not yet derivatives."""
+        """Return the arrays of the forward pass, with scores in `d_scores`.
+
+        `softmax_rows` then overwrites the scores by derivatives.
+        """
         batch_size = batch.z.shape[0]
         m = ids.shape[1]
         dtype = batch.z.dtype
@@ -196,7 +204,7 @@ class CudaPasses:
 
 
 def _checked_draw(draw: Draw | None, batch_size: int, n: int) -> tuple[Any, Any]:
-    """Return validated drawn classes, (B, m) or (1, m), and log-probabilities, on the device."""
+    """Return validated drawn classes, (B, m) or (1, m), and their log q, on the device."""
     if not isinstance(draw, Draw):
         raise missing_draw_error(draw)
 
@@ -222,10 +230,10 @@ def _checked_draw(draw: Draw | None, batch_size: int, n: int) -> tuple[Any, Any]
 
 @kernel
 def list_candidates(labels: Any, ids: Any, shared: bool, out: Any) -> None:
-    """Write labels (B,) and drawn classes to `out`, one candidate per thread.
+    """Write the candidates, labels (B,) and drawn classes, to `out`; each thread writes one.
 
     If the draws are `shared`, `out` gets B labels and then m draws; otherwise, for each example,
-    the label and then its m draws.
+    its label and then its m draws.
     """
     i = thread_index()
     m = ids.shape[1]
@@ -243,9 +251,9 @@ def list_candidates(labels: Any, ids: Any, shared: bool, out: Any) -> None:
 
 @device_function
 def row_of_candidate(b: int, k: int, shape: tuple[int, int], candidates: Any) -> Any:
-    """Return the row of the block for the class with the score (b, k).
+    """Return the row of the block that holds the class vector of the score (b, k).
 
-    `shape` is (B, 1 + m); column 0 is the label, column k draw k - 1.
+    `shape` is (B, 1 + m), the shape of the scores. Column 0 is the label, column k is draw k - 1.
     """
     if not candidates.shared:
         return candidates.rows[b * shape[1] + k]
@@ -268,16 +276,16 @@ def score_candidates(z: Any, block: Any, biases: Any, candidates: Any, scores: A
 
 @device_function
 def sign(x: float) -> float:
-    """Return 1, -1, or 0 for 0."""
+    """Return the sign of x: 1, -1, or 0 for x = 0."""
     return 1.0 if x > 0.0 else -1.0 if x < 0.0 else 0.0
 
 
 @device_function
 def draw_logit(score: float, draws: Any, b: int, k: int, log_count: float) -> Any:
-    """Return the logit of draw k for example b: the score minus log q and `log_count`.
+    """Return the logit of draw k for example b: the score minus log q minus `log_count`.
 
-    `log_count` is the log of the number of draws. The logit of an accidental hit is -inf, unless
-    hits are kept.
+    `log_count` is the log of the number of draws, corrected if the scheme divides by the number of
+    accepted draws. The logit of an accidental hit is -inf, unless ``draws.keeps_hits``.
     """
     row = b if draws.ids.shape[0] > 1 else 0
     if draws.ids[row, k] == draws.labels[b] and not draws.keeps_hits:
@@ -287,10 +295,10 @@ def draw_logit(score: float, draws: Any, b: int, k: int, log_count: float) -> An
 
 @kernel
 def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
-    """Write the loss (B,) and the number of accidental hits (B,) of each example, a warp for each.
+    """Write the loss (B,) and the number of accidental hits (B,) of each example.
 
-    Overwrites the scores (B, 1 + m) by derivatives. The formulas are the same as in
-    `losses.sampled.softmax_kernel`.
+    One warp computes one example. Overwrites the scores (B, 1 + m) by derivatives. The formulas are
+    the same as in `losses.sampled.softmax_kernel`.
     """
     b = warp_index()
     m = draws.ids.shape[1]
@@ -318,7 +326,8 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
         label_logit -= draws.label_log_counts[b]
 
     max_logit = label_logit
-    # three passes over the scores, because a row of logits does not fit into registers
+    # the max, the sum and the derivatives take three passes over the scores, each of which computes
+    # the logits again, because a row of logits does not fit into registers
     for k in range(lane(), m, WARP_SIZE):
         max_logit = max(max_logit, draw_logit(float(scores[b, 1 + k]), draws, b, k, log_count))
     max_logit = warp_max(max_logit)
@@ -347,13 +356,13 @@ def softmax_rows(scores: Any, draws: Any, losses: Any, num_hits: Any) -> None:
 
 @kernel
 def context_gradients(d_scores: Any, block: Any, candidates: Any, weights: Any, dz: Any) -> None:
-    """Write the gradient (B, d) in the contexts, a warp for each."""
+    """Write the gradients (B, d) in the contexts; one warp computes one context."""
     b = warp_index()
     batch_size, num_scores = d_scores.shape
     if b >= batch_size:
         return
 
-    # one lane per feature, so that the sum over draws has a fixed order
+    # each lane sums over the draws for its features, so that the sum has a fixed order
     for f in range(lane(), dz.shape[1], WARP_SIZE):
         total = dz.dtype.type(0)
         for k in range(num_scores):
@@ -366,21 +375,21 @@ def context_gradients(d_scores: Any, block: Any, candidates: Any, weights: Any, 
 def class_gradients(
     d_scores: Any, z: Any, candidates: Any, weights: Any, d_block: Any, d_biases: Any
 ) -> None:
-    """Write the gradients in the rows of the block (k, d), and in the biases (k,) if there are any.
+    """Write the gradients in the rows of the block (k, d), and in the biases, (k,) or (0,).
 
-    One warp per class sums over its candidates in the order of the examples.
+    One warp per class sums over the candidates of the class, in the order of the examples.
     """
     g = warp_index()
     batch_size, num_scores = d_scores.shape
     if g >= d_block.shape[0]:
         return
 
-    # one warp sums all candidates of a class, so that no atomic operations are needed
+    # no atomic operations are needed, because one warp sums all candidates of a class
     offsets = candidates.offsets
     start = offsets[g]
     stop = offsets[g + 1] if g + 1 < offsets.shape[0] else candidates.order.shape[0]
 
-    # one more column than features: the bias, whose feature is 1
+    # if there are biases, they are one more column, whose feature is always 1
     for f in range(lane(), d_block.shape[1] + (1 if d_biases.shape[0] else 0), WARP_SIZE):
         is_bias = f == d_block.shape[1]
         total = d_block.dtype.type(0)
