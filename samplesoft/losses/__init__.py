@@ -1,4 +1,4 @@
-"""Losses of the softmax layer, forward and backward by hand.
+"""Losses of the softmax layer, with hand-written forward and backward passes.
 
 ========================  =====================================================================
 loss                      description
@@ -6,7 +6,7 @@ loss                      description
 `FullSoftmaxLoss`         the full softmax, in blocks: never a matrix of all scores
 `HierarchicalLoss`        a softmax at each step down a tree of classes, such as Huffman's
 `FullLogisticLoss`        a logistic regression of each class, for several labels
-`SampledSoftmaxLoss`      label and corrected draws; see `samplesoft.schemes`
+`SampledSoftmaxLoss`      softmax over label and corrected draws; see `samplesoft.schemes`
 `JackknifeLoss`           sampled softmax with a bias of order 1/m**2, not 1/m; more variance
 `MultilevelLoss`          sampled softmax without bias, from a random number of draws
 `DoubleSumLoss`           sampled softmax without bias, with a trained log-sum per example

@@ -16,9 +16,9 @@ from samplesoft.schemes import SCHEMES, Scheme, select
 
 
 class ImportanceSoftmaxLoss(SampledLoss):
-    r"""Softmax loss that estimates the partition function by importance sampling alone.
+    r"""Softmax loss whose sum over all classes is estimated by importance sampling alone.
 
-    With draws :math:`s_i` from q, which may be the label, it is
+    With draws :math:`s_i` from q, which may equal the label, the loss is
 
     .. math:: \log \sum_i \exp(o_{s_i} - \log(m \, q_{s_i})) - o_t
 
@@ -64,7 +64,7 @@ class ImportanceSoftmaxLoss(SampledLoss):
     is_softmax = True
 
     def require_usable_draws(self, losses: FloatArray) -> None:
-        """Raise if all draws of an example are masked, so that its loss is -inf."""
+        """Raise if all draws of an example are masked, which makes its loss (B,) -inf."""
         if (losses == -np.inf).any():
             raise ValueError(
                 f"`draw` must hold for each label of example {int(np.argmin(losses))} the label "
@@ -84,7 +84,7 @@ class ImportanceSoftmaxLoss(SampledLoss):
 class BilateralSoftmaxLoss(SampledLoss):
     r"""Minus the label's score, plus a weight times the log-sum-exp of the draws.
 
-    With draws :math:`s_i` from q and a weight w it is
+    With draws :math:`s_i` from q and a weight w, the loss is
 
     .. math:: w \log \sum_{i:\, s_i \ne t} \exp(o_{s_i} - \log(m \, q_{s_i})) - o_t
 
@@ -162,8 +162,8 @@ def bilateral_kernel(
     """
     for b in range(len(logits)):
         row = logits[b]
-        # The label is not in the sum, so that its derivative is -1. If all draws are masked,
-        # logsumexp is -inf, and all derivatives are set to 0.
+        # The label is not in the sum, so the derivative in its logit is -1. If all draws are
+        # masked, logsumexp is -inf, and all derivatives are set to 0.
         max_logit = row_max(row[1:])
         losses[b] = loss_without_draws if max_logit == -np.inf else weight * max_logit - row[0]
         row[0] = 0.0 if max_logit == -np.inf else -1.0
@@ -172,7 +172,7 @@ def bilateral_kernel(
 
     for b in range(len(logits)):
         row = logits[b, 1:]
-        exp_in_place(row)  # relative to the maximum, which `losses` already includes
+        exp_in_place(row)  # logits relative to their maximum, which `losses` already includes
         mass = total(row)
         if mass > 0.0:
             losses[b] += weight * np.log(mass)

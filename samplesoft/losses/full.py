@@ -21,14 +21,15 @@ from samplesoft.losses.step import score_rows
 from samplesoft.losses.vectors import require_finite_rows, unit_rows, unit_rows_backward
 from samplesoft.samplers.base import Draw, Rows
 
-# float32 or float64, the same for all arguments of a call
+# arrays of float32 or float64; all arguments of a call have the same dtype
 Floats = NDArray[Any]
 
-# number of scores in a block, which stays in the cache between the passes
+# largest number of scores in a block, so that the block stays in the cache between passes over it
 _BLOCK_SCORES = 1 << 20
 # minimum number of classes in a block; smaller matrix products are slow
 _MIN_BLOCK_CLASSES = 64
-# number of classes that are summed in the dtype of the scores, before adding to a float64 sum
+# number of classes whose terms are summed in the dtype of the scores; these sums are then added in
+# float64
 _RUN_CLASSES = 32
 # Passes over a block use one thread, because the BLAS threads of the last product are still busy.
 
@@ -39,8 +40,8 @@ class FullSoftmaxLoss(Loss):
     The loss of an example is :math:`\log \sum_j \exp(o_j) - \sum_l s_l o_l`, where labels l have
     weights :math:`s_l` that sum to 1; `label_reduction` and `mask_other_labels` change it. Scores
     are computed in blocks of classes, once in each pass, so that memory is dominated by the vectors
-    and their gradients. A loss near 0 keeps its digits, because the best label is kept out of the
-    running sum.
+    and their gradients. A loss near 0 keeps its digits, because the exponential of the best label
+    is not added to those of the other classes.
 
     Parameters
     ----------
@@ -85,29 +86,30 @@ class FullSoftmaxLoss(Loss):
         if self.mask_other_labels:
             return self._forward_masked(batch, label_scores, label_weights, signs)
 
-        # The loss of pair l, log(sum) - o_l, is computed in two steps, with the best label of the
-        # example in between: to_best = log(sum) - o_best, and gap_l = o_best - o_l.
+        # Let o_best be the largest label score of the example. The loss of a pair with label l is
+        # the sum of two terms: log(sum) - o_l = (log(sum) - o_best) + (o_best - o_l), which are
+        # `to_best` and the pair's entry of `gaps`.
         pivots = _best_label_pairs(targets, label_scores)
 
-        # The sum leaves out the best label: log(1 + sum of others / best) keeps its digits if the
-        # others are small.
+        # The sum leaves out the best label: to_best = log(1 + sum of others / exp(o_best)) then
+        # keeps its digits if the other classes are small.
         max_scores, total = self._max_and_exp_sum_of_others(batch, LabelPositions(targets, pivots))
         best = label_scores[pivots]
         weight_sums = targets.per_example(label_weights)
 
-        with np.errstate(all="ignore"):  # `Loss.forward` raises if not finite
+        with np.errstate(all="ignore"):  # `Loss.forward` raises if a loss is not finite
             to_best = np.logaddexp(0.0, max_scores - best + np.log(total))
             gaps = targets.rows(best) - label_scores
             losses = weight_sums * to_best + targets.per_example(label_weights * gaps)
             label_probabilities = np.exp(-gaps - targets.rows(to_best))
             d_labels = targets.rows(weight_sums) * label_probabilities - label_weights
 
-            # for the best label, p - 1 by expm1, which keeps its digits for p near 1
+            # for the best label, p - 1 is computed by expm1, which keeps its digits for p near 1
             d_labels[pivots] = weight_sums * np.expm1(-to_best) + (
                 weight_sums - label_weights[pivots]
             )
 
-            # the derivative in the score of another class is exp(o - max) times the scale
+            # the derivative in the score o of a class that is no label is scale * exp(o - max)
             max_scores = np.maximum(max_scores, best.astype(max_scores.dtype))
             scale = weight_sums * np.exp(max_scores - best - to_best)
 
@@ -116,15 +118,15 @@ class FullSoftmaxLoss(Loss):
     def _forward_masked(
         self, batch: Batch, label_scores: FloatArray, label_weights: FloatArray, signs: Any
     ) -> tuple[FloatArray, _ForwardState]:
-        """Return losses and state if a label competes only with classes that are not labels."""
+        """Return losses (B,) and state, for labels that compete only with classes that are none."""
         targets = batch.targets
         max_scores, total = self._max_and_exp_sum_of_others(batch, LabelPositions(targets))
-        max_scores[total == 0.0] = 0.0  # if all classes are labels
+        max_scores[total == 0.0] = 0.0  # was -inf, because all classes are labels
 
         with np.errstate(all="ignore"):
             gaps = targets.rows(max_scores + np.log(total)) - label_scores
             pair_losses = np.logaddexp(0.0, gaps)
-            # 1 - p of the label, times its weight
+            # label weight times 1 - p, for the label's probability p among label and negatives
             label_shortfall = label_weights * np.exp(gaps - pair_losses)
             label_shortfall[gaps == -np.inf] = 0.0
             scale = np.where(total > 0.0, targets.per_example(label_shortfall) / total, 0.0)
@@ -158,7 +160,7 @@ class FullSoftmaxLoss(Loss):
 
 
 class _ForwardState(NamedTuple):
-    """State of the forward pass, from which the backward pass computes derivatives in all scores.
+    """Arrays of the forward pass from which the backward pass computes derivatives in all scores.
 
     The derivative in the score o of a class that is not a label is ``scale * exp(o - max_scores)``.
     """
@@ -169,16 +171,16 @@ class _ForwardState(NamedTuple):
 
 
 def _best_label_pairs(targets: Targets, scores: FloatArray) -> IntArray:
-    """Return the index (B,) of the pair with the largest label score of each example."""
+    """Return, for each example, the index (B,) of the pair with the largest label score."""
     if targets.example_ids is None:
         return np.arange(len(scores))
-    order = np.lexsort((-scores, targets.example_ids))  # by example, the largest score first
+    order = np.lexsort((-scores, targets.example_ids))  # by example, then by descending score
     best: IntArray = order[targets.offsets()]
     return best
 
 
 class LabelPositions:
-    """Looks up the labels of `pairs`, by default of all pairs, that are in a block of classes."""
+    """Finds which labels of `pairs` (k,), by default of all pairs, are in a block of classes."""
 
     def __init__(self, targets: Targets, pairs: IntArray | None = None) -> None:
         pairs = np.arange(len(targets.labels)) if pairs is None else pairs
@@ -204,11 +206,11 @@ class LabelPositions:
 
 
 class Block(NamedTuple):
-    """Scores of a range of classes; valid until the next block is made."""
+    """Scores of a range of classes. The next block overwrites the array of scores."""
 
     classes: slice  # r classes
     rows: Rows  # (r, d): their vectors, of norm 1 if normalised
-    norms: FloatArray | None  # (r,): norms before division
+    norms: FloatArray | None  # (r,): norms before the division; None if not normalised
     scores: Rows  # (r, B)
 
 
@@ -232,7 +234,8 @@ def score_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
         else:
             require_finite_rows(rows, classes.start)
 
-        with np.errstate(over="ignore", invalid="ignore"):  # callers check the result
+        # no warnings, because callers check that their results are finite
+        with np.errstate(over="ignore", invalid="ignore"):
             scores = product(rows, z.T, buffer[: len(rows)])
             if batch.biases is not None:
                 scores += batch.biases[classes, None]
@@ -241,9 +244,9 @@ def score_blocks(batch: Batch, normalize: bool) -> Iterator[Block]:
 
 
 def masked_score_blocks(loss: Loss, batch: Batch, excluded: LabelPositions) -> Iterator[Rows]:
-    """Yield the scores (r, B) of each block of classes; absolute scores for an absolute loss.
+    """Yield the scores (r, B) of each block of r classes, with -inf for `excluded` labels.
 
-    The scores of `excluded` labels are -inf.
+    For an absolute loss, they are the absolute scores.
     """
     for block in score_blocks(batch, loss.normalize):
         if loss.absolute:
@@ -258,15 +261,15 @@ def gradients_by_blocks(
 ) -> Gradients:
     """Return the gradients of a loss from its derivatives in all scores, block by block.
 
-    ``derivatives(scores, *extra)`` overwrites the scores (r, B) of a block by the derivatives in
-    them; for an absolute loss it is called with the absolute scores. The derivatives in the label
-    scores are then replaced by `d_labels` (P,).
+    ``derivatives(scores, *extra)`` overwrites the scores (r, B) of a block by the derivatives of
+    the loss in these scores, as if no class were a label; for an absolute loss it gets the absolute
+    scores. The derivatives in the label scores are then replaced by `d_labels` (P,).
     """
     z = batch.z
     n = len(batch.class_embeddings)
     labels = LabelPositions(batch.targets)
 
-    # dz is summed over the blocks in float64; a block completes its rows of dW
+    # dz is a sum over all blocks, in float64; the rows of dW need only the block of their classes
     dz = np.zeros(z.shape)
     dW = np.empty((n, z.shape[1]), z.dtype)
     db = np.empty(n, z.dtype)
@@ -298,10 +301,10 @@ def gradients_by_blocks(
 
 
 def label_scores_and_signs(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray, Any]:
-    """Return the label scores (P,), and the number 1 as their sign.
+    """Return the label scores (P,), and their signs for an absolute loss.
 
-    For an absolute loss, returns the absolute values and the signs (P,) of the scores. Raises if a
-    draw is given, because the loss sums over all classes.
+    For an absolute loss, these are the absolute scores and the signs (P,) of the scores; otherwise
+    the scores and the number 1. Raises if a draw is given, because the loss sums over all classes.
     """
     if draw is not None:
         raise TypeError(
@@ -336,8 +339,8 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
     """
     batch_size = len(max_scores)
 
-    # Running maximum and sum (Milakov and Gimelshein, 2018, algorithm 3), block by block: a new
-    # maximum rescales the sum so far.
+    # Running maximum and sum (Milakov and Gimelshein, 2018, algorithm 3), block by block: if the
+    # maximum rises, the sum so far is multiplied by exp(old maximum - new maximum).
     shift = max_scores.copy()
     for j in range(len(scores)):
         row = scores[j]
@@ -346,7 +349,7 @@ def add_exponentials(scores: Floats, max_scores: Floats, total: FloatArray) -> N
 
     for b in range(batch_size):
         old_shift = np.float64(shift[b])
-        # the maximum is -inf if all classes so far are excluded
+        # if all classes so far are excluded, the maximum is -inf: subtract 0 instead
         shift[b] = max_scores[b] if max_scores[b] != -np.inf else 0.0
         total[b] *= np.exp(old_shift - shift[b])
 

@@ -90,7 +90,8 @@ class GBCELoss(LogisticLoss):
         self.calibration = as_fraction("calibration", calibration)
 
     def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
-        others = max(1, num_classes - self.excludes_label)  # n = 1 is rejected elsewhere
+        # number of classes that can be drawn; n = 1 is rejected elsewhere
+        others = max(1, num_classes - self.excludes_label)
         alpha = draw.ids.shape[1] / others
         beta = 1.0 - self.calibration + self.calibration * alpha
         return super()._kernel_for_draw(draw, num_classes)._replace(parameters=(beta,))

@@ -30,7 +30,8 @@ class InBatchLoss(Loss):
         labels (call its ``observe`` after each step); or a `WeightedSampler` of probabilities. None
         for ``"infonce"``, which corrects nothing.
     scheme : {"masked", "candidate_masked", "infonce"}
-        Whether only the negatives' logits are corrected, the label's too, or none; see Notes.
+        Which logits are corrected: only those of the negatives, those of the label too, or none;
+        see Notes.
     extra : Sampler, optional
         Sampler of additional negatives, also independent of contexts, such as a `UniformSampler`.
         `forward` then takes a draw from it (mixed negatives).
@@ -41,7 +42,7 @@ class InBatchLoss(Loss):
     ------
     TypeError, ValueError
         If an argument is malformed; in `forward` also if a batch has one example and no draw, if
-        examples have several labels, or a label a probability of 0 by the proposal.
+        examples have several labels, or the proposal gives a label the probability 0.
 
     Notes
     -----
@@ -136,7 +137,7 @@ class InBatchLoss(Loss):
         self.proposal = proposal
         self.extra = extra
 
-        # sampled softmax, with labels of the batch and draws combined in one draw
+        # sampled softmax, whose draws are the labels of the batch and the draws from `extra`
         inner_scheme = "candidate_masked" if scheme == _INFONCE else scheme
         options = {"tau": self.tau, "normalize": self.normalize, "absolute": self.absolute}
         self._softmax = SampledSoftmaxLoss(scheme=inner_scheme, **options)
@@ -173,8 +174,8 @@ class InBatchLoss(Loss):
                 "batches, or an `extra` sampler."
             )
 
-        # All examples share one set of B labels. The scheme masks the example's own label, so that
-        # B - 1 draws remain.
+        # All examples share the B labels of the batch as draws. The scheme masks the draws that
+        # equal the example's label, so that at most B - 1 remain.
         ids = labels[None]
         if draw is not None:
             rows = len(draw.ids)
@@ -184,9 +185,9 @@ class InBatchLoss(Loss):
         label_log_counts = None
         added_loss = 0.0
         if self.scheme == _INFONCE:
-            # The label occurs c times among the draws. These hits are masked, and the label has the
-            # logit o_t + log c instead, so that the sum is the same. That loss subtracts o_t + log
-            # c, not o_t; so log c is added to it.
+            # In the sum of InfoNCE the label occurs c times. Sampled softmax masks these draws; the
+            # label's logit o_t + log c makes up for them. Its loss subtracts o_t + log c where
+            # InfoNCE subtracts o_t, so log c is added.
             log_counts = np.zeros(ids.shape)
             added_loss = np.log(np.count_nonzero(ids == labels[:, None], axis=1))
             label_log_counts = -added_loss
@@ -196,7 +197,8 @@ class InBatchLoss(Loss):
         if self.scheme == "candidate_masked":
             label_log_counts = self._log_counts(labels[:, None], len(labels), draw)[:, 0]
 
-        # the counts are passed as `log_inclusion`, because the draws have two distributions
+        # The draws have two distributions, so no single log q: the counts are passed as
+        # `log_inclusion`.
         combined_draw = Draw(ids, log_counts - np.log(ids.shape[1]), log_counts)
         losses, saved = self._softmax._forward(batch, combined_draw, label_log_counts)
         return losses + added_loss, saved
@@ -207,12 +209,12 @@ class InBatchLoss(Loss):
     def _log_counts(self, ids: IntArray, batch_size: int, draw: Draw | None) -> FloatArray:
         """Return the log expected counts of the classes `ids`, an array of the same shape.
 
-        A class is counted among the ``batch_size - 1`` labels of other examples, and among the
-        draws from `extra`.
+        They are expected counts among the ``batch_size - 1`` labels of the other examples, plus
+        those among the draws from `extra`.
         """
         assert self.proposal is not None
         classes = ids.reshape(1, -1)
-        with np.errstate(divide="ignore"):  # a batch of one has no other labels
+        with np.errstate(divide="ignore"):  # log(0) is -inf for a batch of one example
             log_counts: FloatArray = self.proposal.log_prob(None, classes) + np.log(
                 batch_size - 1.0
             )
@@ -229,7 +231,7 @@ class InBatchLoss(Loss):
         return log_counts.reshape(ids.shape)
 
     def _zero_probability_error(self, label: int, batch_size: int) -> ValueError:
-        """Return the error for a label of the batch that cannot be drawn."""
+        """Return the error for a label with the probability 0, which cannot be drawn."""
         name = "proposal"
         sampler = self.proposal
         reason = ""

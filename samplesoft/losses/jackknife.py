@@ -85,8 +85,8 @@ def jackknife_kernel(logits: FloatArray, losses: FloatArray) -> None:
 
     Naively, ``log S_i - log S`` subtracts nearly equal numbers. Instead, ``S_i / S = 1 + x_i`` with
     ``x_i = (W - m w_i) / ((m - 1) S)``, and log1p. x_i is in [-1/2, 1], unless draw i has more than
-    half of the mass S. There is at most one such draw. Its S_i may be hundreds of orders of
-    magnitude below S, and is therefore summed separately.
+    half of the mass S. There is at most one such draw, called heavy. Its S_i may be hundreds of
+    orders of magnitude below S, and is therefore summed separately.
     """
     m = logits.shape[1] - 1
     weights = np.empty(1 + m)
@@ -98,7 +98,7 @@ def jackknife_kernel(logits: FloatArray, losses: FloatArray) -> None:
         row = logits[b]
         max_logit = row_max(row)
 
-        # relative to the largest mass, so that none overflows
+        # masses relative to the largest, so that no exponential overflows
         for k in range(1 + m):
             weights[k] = row[k] - max_logit
         exp_in_place(weights)
@@ -106,25 +106,26 @@ def jackknife_kernel(logits: FloatArray, losses: FloatArray) -> None:
         sampled_mass = total(weights[1:])
         total_mass = label_mass + sampled_mass
 
-        # column of the draw with more than half of the mass, or 0
+        # column of the draw with more than half of the mass; 0 if there is none
         heavy = 0
         for k in range(1, 1 + m):
             if weights[k] > 0.5 * total_mass:
                 heavy = k
 
-        # x_i from W - m w_i, not from S_i and S, which are nearly equal
+        # changes[i] is x_i, computed from W - m w_i, because S_i and S are nearly equal
         unit = 1.0 / ((m - 1) * total_mass)
         for k in range(m):
             changes[k] = (sampled_mass - m * weights[k + 1]) * unit
 
         if heavy > 0:
-            changes[heavy - 1] = 0.0  # see `_log_sum_without_heavy`
+            changes[heavy - 1] = 0.0  # replaced by `_log_sum_without_heavy` below
         for k in range(m):
             ratios[k] = changes[k] / (1.0 + changes[k])  # 1 - S / S_i
         replace_by_log1p(changes)
 
-        # The derivative in draw k is w_k / S times (m - sum of S / S_i over i != k), because S_i
-        # does not depend on draw i, and depends on all other draws with a factor m / (m - 1).
+        # The derivative in the logit of draw k is w_k / S times (m - sum of S / S_i over i != k),
+        # because S_k does not depend on draw k, and all other S_i have w_k with a factor
+        # m / (m - 1).
         sum_log_ratios = total(changes)
         factor = 1.0 + total(ratios)
 
@@ -144,17 +145,17 @@ def jackknife_kernel(logits: FloatArray, losses: FloatArray) -> None:
                 if k != heavy:
                     row[k] += weights[k] * scale - fractions[k] * (m - 1) / m
 
-        # the loss is invariant to a shift of all logits: derivatives sum to 0
+        # adding a constant to all logits leaves the loss unchanged, so the derivatives sum to 0
         row[0] = -total(row[1:])
 
 
 @njit
 def _log_sum_without_heavy(row: FloatArray, heavy: int, m: int, fractions: FloatArray) -> float:
-    """Return log S_i, the log of the sum without the draw in column `heavy`.
+    """Return log S_i, the log of the sum of label and draws without draw i, in column `heavy`.
 
-    Writes the fraction (1 + m,) of each term in that sum to `fractions`.
+    Writes the fraction (1 + m,) of the sum that each term has to `fractions`.
     """
-    gain = np.log(m / (m - 1))  # log factor of the weights of the remaining draws
+    gain = np.log(m / (m - 1))  # added to the logits of the m - 1 remaining draws
     fractions[0] = row[0]
     for k in range(1, len(row)):
         fractions[k] = -np.inf if k == heavy else row[k] + gain

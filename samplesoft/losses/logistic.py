@@ -23,7 +23,7 @@ from samplesoft.losses.sampled import LossKernel, SampledLoss, exp_in_place
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import Scheme, select
 
-# number of logits that `logistic_kernel` computes at a time; at least one row
+# largest number of logits that `logistic_kernel` computes at a time, except for one longer row
 _BUFFER_LOGITS = 1 << 10
 
 
@@ -35,8 +35,8 @@ class LogisticLoss(SampledLoss):
     scheme : str, optional
         A key of `schemes`; by default the first.
     offset : float
-        Added to all scores. A softmax is invariant to an offset; here scores learn the logarithms
-        of probabilities, which may be out of the range of ``tau h . c``.
+        Added to all scores. A softmax does not depend on an offset. But scores of this loss learn
+        logarithms of probabilities, which ``tau h . c`` may be unable to reach without an offset.
     **options
         Options of `samplesoft.losses.base.Loss`.
 
@@ -57,13 +57,13 @@ class LogisticLoss(SampledLoss):
 
 
 class NCELoss(LogisticLoss):
-    r"""Logistic regression of the label against the draws; scores learn log-probabilities.
+    r"""Noise-contrastive estimation: logistic regression of the label against the draws.
 
     Let k(j) be the expected count of class j, m q(j) with replacement. The logit of a class is
     :math:`l_j = o_j - \log k(j)`. The loss is :math:`\text{softplus}(-l_t) + \sum_i
-    \text{softplus}(l_{s_i})` for the label t and draws :math:`s_i`. It needs no sum over the
-    classes: if the scores are log-probabilities, its gradient tends to the gradient of the full
-    softmax as m grows.
+    \text{softplus}(l_{s_i})` for the label t and draws :math:`s_i`. At its minimum, scores are
+    log-probabilities, without a sum over all classes. If scores are log-probabilities, its gradient
+    tends to the gradient of the full softmax as m grows.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class NegativeSamplingLoss(LogisticLoss):
         Treatment of accidental hits: ``"negatives"``: `forward` raises if there are any;
         ``"masked"``: they are masked; ``"kept"``: they count as negatives.
     offset : float
-        Added to all scores; with ``-log(m)``, p equals q at a score of 0.
+        Added to all scores; with ``-log(m)``, a class with a score of 0 at the minimum has p = q.
     **options
         Options of `samplesoft.losses.base.Loss`.
 
@@ -151,7 +151,7 @@ class NegativeSamplingLoss(LogisticLoss):
 
 
 class FullLogisticLoss(Loss):
-    r"""A logistic regression for each class: whether an example has it as a label.
+    r"""A logistic regression for each class, of whether an example has the class as a label.
 
     The loss of an example is :math:`\sum_{l} \log(1 + e^{-o_l}) + \sum_{j} \log(1 + e^{o_j})`, over
     its labels l and all other classes j: negative sampling with every class as a negative.
@@ -164,7 +164,7 @@ class FullLogisticLoss(Loss):
         One versus all.
     **options
         ``tau``, ``normalize``, ``absolute`` and ``reduction`` of `samplesoft.losses.base.Loss`.
-        Labels of an example are never negatives of this loss, whether masked or not.
+        Labels of an example are never negatives of this loss, whatever `mask_other_labels` is.
 
     Raises
     ------
@@ -210,13 +210,14 @@ class FullLogisticLoss(Loss):
         for scores in masked_score_blocks(self, batch, LabelPositions(batch.targets)):
             add_softplus(scores, losses)
 
-        with np.errstate(over="ignore", invalid="ignore"):  # `Loss.forward` raises
-            # labels are positives; `masked_score_blocks` excluded them from the negatives
+        # no warnings, because `Loss.forward` raises if a loss is not finite
+        with np.errstate(over="ignore", invalid="ignore"):
+            # add the labels, which `masked_score_blocks` excluded from the negatives
             losses += batch.targets.per_example(np.logaddexp(0.0, -label_scores))
             # 1 / (1 + exp(score)) without overflow
             d_label_logits = np.exp(-np.logaddexp(0.0, label_scores))
 
-        return losses, -d_label_logits * signs  # derivatives in the scores of the labels
+        return losses, -d_label_logits * signs  # the derivatives in the label scores
 
     def _backward(self, batch: Batch, saved: FloatArray, weights: FloatArray) -> Gradients:
         d_labels = saved * batch.targets.rows(weights)
@@ -229,7 +230,7 @@ def logistic_kernel(logits: FloatArray, losses: FloatArray, weight: float = 1.0)
 
     Overwrites logits (P, 1 + m), with the label's in column 0, by the gradient.
     """
-    # several rows at a time, so that vector instructions are used for short rows too
+    # several rows at a time, because vector instructions are slow on single short rows
     width = logits.shape[1]
     max_rows = max(1, _BUFFER_LOGITS // width)
     small = np.empty(max_rows * width)
@@ -237,7 +238,7 @@ def logistic_kernel(logits: FloatArray, losses: FloatArray, weight: float = 1.0)
 
     for start in range(0, len(logits), max_rows):
         rows = logits[start : start + max_rows]
-        rows[:, 0] = -rows[:, 0]  # the label is the positive example
+        rows[:, 0] = -rows[:, 0]  # the loss of the label is softplus of minus its logit
         softplus(rows.reshape(-1), small, large)
         for b in range(len(rows)):
             label_index = b * width
@@ -259,7 +260,7 @@ def softplus(x: FloatArray, small: FloatArray, large: FloatArray) -> None:
         small[k] = -abs(x[k])
         large[k] = max(x[k], 0.0)
     exp_in_place(small[:length])
-    # the derivative reuses the exponential
+    # the derivative 1 / (1 + exp(-x)) is computed from the exponential exp(-|x|)
     for k in range(length):
         x[k] = (1.0 if x[k] >= 0.0 else small[k]) / (1.0 + small[k])
     replace_by_log1p(small[:length])
@@ -296,7 +297,7 @@ def add_softplus(scores: Floats, total: FloatArray) -> None:
         row = scores[j]
         for b in range(batch_size):
             small[b] = -abs(row[b])
-            total[b] += 0.0 if row[b] <= 0.0 else row[b]  # propagates NaN
+            total[b] += 0.0 if row[b] <= 0.0 else row[b]  # max(row[b], 0), or NaN for NaN
         replace_by_exp64(small, batch_size)
         replace_by_log1p(small)
         for b in range(batch_size):

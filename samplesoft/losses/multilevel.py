@@ -1,9 +1,10 @@
 """Unbiased sampled softmax, which uses a random number of draws and corrects for that number.
 
 Notation of the kernels: the M draws of a row are split into blocks. S is the sum of exponentials of
-label and draws; ``S_b`` includes only the draws of block b, ``H_1`` and ``H_2`` only the draws of
-one half. Each sum is scaled by its largest term, because the sums may differ by hundreds of orders
-of magnitude.
+label and draws, with draws weighted by 1 / (M q). Such sums with only some of the draws, and
+correspondingly larger weights, are ``S_b`` for block b, and ``H_1`` and ``H_2`` for the two halves.
+Z is the sum over all classes. Each sum is stored relative to its largest term, because the sums may
+differ by hundreds of orders of magnitude.
 """
 
 from __future__ import annotations
@@ -32,25 +33,27 @@ from samplesoft.losses.sampled import (
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import DECAY, Scheme, last_level, select
 
-# if two sums differ by a larger fraction, the difference of their logarithms is precise enough
+# largest relative difference of two sums at which the difference of their logarithms is computed by
+# log1p; beyond it, subtracting the logarithms is precise enough
 _SMALL_DIFFERENCE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class MultilevelDraw(Draw):
-    """The classes drawn by `MultilevelLoss.draw`, and their level.
+    """The classes drawn by `MultilevelLoss.draw`, and the probability of their number.
 
     Parameters
     ----------
     ids, log_q, log_inclusion
-        As for `Draw`. On the last level of `MultilevelLoss` all other classes follow the draws, as
-        always-included classes with a `log_q` of 0. `log_inclusion` is None.
+        As for `Draw`. On the last level of `MultilevelLoss` all classes follow the draws (all but
+        the label if draws exclude it), as always-included classes with a `log_q` of 0.
+        `log_inclusion` is None.
     num_sampled : int
-        Number of draws m of a block.
+        Number of draws m in a block.
     num_draws : int
-        Number of draws M, a multiple of m.
+        Number of all draws M, a multiple of m.
     probability : float
-        Probability of the level.
+        Probability that the level, which determines M, is drawn.
     """
 
     num_sampled: int = 1
@@ -59,7 +62,7 @@ class MultilevelDraw(Draw):
 
     @property
     def log_expected_count(self) -> FloatArray:
-        """Log expected count of each class in the M draws; 0 for always-included classes."""
+        """Log expected count of each drawn class in the M draws; 0 for always-included classes."""
         counts = self.log_q.copy()
         counts[:, : self.num_draws] += np.log(self.num_draws)  # always-included classes occur once
         return counts
@@ -76,7 +79,7 @@ class MultilevelLoss(SampledLoss):
         + \frac1{p_k} \Big(L_M - \frac{L_{M/2} + L'_{M/2}}2\Big)
 
     where :math:`L_{M/2}` and :math:`L'_{M/2}` are the losses on the two halves of the draws. The
-    mean differences of all levels sum to minus the bias of :math:`L_m`, so that no bias remains.
+    expected differences of all levels sum to minus the bias of :math:`L_m`: no bias remains.
 
     Parameters
     ----------
@@ -144,17 +147,20 @@ class MultilevelLoss(SampledLoss):
     def draw(
         self, sample: Sample, num_sampled: int, targets: Targets, num_classes: int, rng: Seed
     ) -> Draw:
-        """Draw a level for the batch, and then as many classes per example as the level needs."""
+        """Draw a level for the batch, and then the number of classes that the level requires.
+
+        See `SampledLoss.draw` for the arguments, and the class docstring for the levels.
+        """
         generator = np.random.default_rng(int(stream_key(rng)))
         max_level = last_level(num_sampled, num_classes)
 
-        # the batch shares the level; see Variance in the class docstring
+        # one level for all examples of the batch; see Variance in the class docstring
         level = int(generator.geometric(1.0 - DECAY)) - 1
         if level < max_level:
             num_draws = num_sampled << (level + 1)
             probability = (1.0 - DECAY) * DECAY**level
         else:
-            # the last level replaces all later ones, and completes the sum exactly
+            # the last level stands for itself and all later ones, whose sum it computes exactly
             num_draws = num_sampled << max_level
             probability = DECAY**max_level
 
@@ -178,7 +184,8 @@ class MultilevelLoss(SampledLoss):
         block = draw.num_sampled
         num_draws = draw.num_draws
         probability = draw.probability
-        num_others = draw.ids.shape[1] - num_draws  # classes after the draws, on the last level
+        # number of always-included classes after the draws; 0 except on the last level
+        num_others = draw.ids.shape[1] - num_draws
         is_valid = (
             1 <= block <= num_draws
             and num_draws % block == 0
@@ -214,7 +221,7 @@ def _append_all_classes(
 
     all_classes = np.arange(n)
     if without_labels:
-        # rows 0, 1, ..., n - 1 without the label of the example
+        # a row for each example: 0, 1, ..., n - 1 without its label
         all_classes = all_classes[:-1] + (all_classes[:-1] >= targets.labels[:, None])
 
     all_classes = np.broadcast_to(all_classes, (num_rows, all_classes.shape[-1]))
@@ -227,9 +234,10 @@ def multilevel_kernel(
 ) -> None:
     """Write the estimate of each row (P, 1 + M + c), and overwrite rows by its gradient.
 
-    Column 0 is the label's logit. M = `num_draws` draws follow, in blocks of `block`, and then
-    either no class or all c other classes. The estimate is the mean of ``log(S_b)``, plus `weight`
-    times `_difference_of_halves` or `_difference_from_all`, minus the label's logit.
+    Column 0 is the label's logit. The logits of M = `num_draws` draws follow, in blocks of `block`
+    draws. On the last level, the logits of all c other classes follow; otherwise c is 0. The
+    estimate is the mean of ``log(S_b)`` minus the label's logit, plus `weight` times
+    `_difference_from_all` on the last level, or `_difference_of_halves`.
     """
     num_blocks = num_draws // block
     max_logits = np.empty(num_blocks)
@@ -245,12 +253,13 @@ def multilevel_kernel(
         label_derivative = 0.0
 
         for b in range(num_blocks):
-            # log S_b, scaled by the largest term of the block
+            # exponentials for log S_b, relative to the largest term of the block
             block_logits = draw_logits[b * block : (b + 1) * block]
             max_logits[b] = exp_relative_to_max(block_logits, label)
             sums[b] = total(block_logits)
 
-            # the sum has weights 1 / (M q), a block 1 / (m q): multiply by the number of blocks
+            # Logits are corrected for all M draws: the weights are 1 / (M q). In S_b they are
+            # 1 / (m q), which is larger by the number of blocks.
             label_mass = math.exp(label - max_logits[b])
             sampled_mass = num_blocks * sums[b]
             loss += loss_from_masses(label_mass, sampled_mass, max_logits[b] - label)
@@ -266,7 +275,7 @@ def multilevel_kernel(
                 label, max_logits, sums, derivatives, weight
             )
 
-        # the derivatives of a block's draws are their weights times one factor
+        # the derivative in a draw's logit is its exponential times a factor of its block
         losses[p] = loss / num_blocks + difference
         row[0] = label_derivative / num_blocks + d_label
         for b in range(num_blocks):
@@ -276,7 +285,7 @@ def multilevel_kernel(
 
 @njit
 def exp_relative_to_max(logits: FloatArray, label: float) -> float:
-    """Replace logits by ``exp(logit - max)``, and return the max, which includes `label`."""
+    """Replace logits by ``exp(logit - max)``, and return max, the largest of them and `label`."""
     max_logit = max(label, row_max(logits))
     for k in range(len(logits)):
         logits[k] -= max_logit
@@ -290,8 +299,8 @@ def _scaled_masses(
 ) -> tuple[float, float, float]:
     """Return the max logit of several blocks, and the masses of label and draws relative to it.
 
-    A mass is a sum of ``exp(logit - max)``. `max_logits` and `sums` hold the max logit of each
-    block, and the mass of its draws relative to that.
+    A mass is a sum of ``exp(logit - max)``. `max_logits` holds the max logit of each block; `sums`
+    holds the mass of its draws relative to the max of the block.
     """
     max_logit = row_max(max_logits)
     sampled_mass = 0.0
@@ -304,12 +313,13 @@ def _scaled_masses(
 def _difference_of_halves(
     label: float, max_logits: FloatArray, sums: FloatArray, derivatives: FloatArray, weight: float
 ) -> tuple[float, float]:
-    """Return ``log S - (log H_1 + log H_2) / 2`` and its derivative in the label, times `weight`.
+    """Return ``log S - (log H_1 + log H_2) / 2``, and its derivative in the label's logit.
 
-    Adds to `derivatives` the factor that turns masses of a block's draws into derivatives. With
-    ``u = (H_1 - H_2) / (H_1 + H_2)`` the difference is ``-log(1 - u**2) / 2``. Its derivative is
-    u times the draw's fraction of ``H_1`` for draws of the first half, -u times the fraction of
-    ``H_2`` for the second, and for the label ``u / 2`` times the difference of its two fractions.
+    Both are multiplied by `weight`. Adds, for each block, to `derivatives` the factor that turns
+    the masses of its draws into derivatives. With ``u = (H_1 - H_2) / (H_1 + H_2)`` the difference
+    is ``-log(1 - u**2) / 2``. Its derivative in the logit of a draw of the first half is u times
+    the draw's fraction of ``H_1``; of the second half, -u times the fraction of ``H_2``. For the
+    label it is ``u / 2`` times the label's fraction of ``H_1`` minus its fraction of ``H_2``.
     """
     half = len(max_logits) // 2
     max_1, label_1, mass_1 = _scaled_masses(label, max_logits[:half], sums[:half])
@@ -324,8 +334,8 @@ def _difference_of_halves(
     whole = label_mass + draws_1 + draws_2
     u = (draws_1 - draws_2) / whole
 
-    # Naively, log S - (log H_1 + log H_2) / 2. For small u it is about u**2 / 2, which the
-    # subtraction of nearly equal logarithms would lose; for u near 1, 1 - u**2 loses its digits.
+    # For small u the difference is about u**2 / 2. Subtracting the nearly equal logarithms would
+    # lose its digits, so log1p(-u**2) is used. For u near 1, 1 - u**2 would lose digits instead.
     if abs(u) < _SMALL_DIFFERENCE:
         difference = -0.5 * math.log1p(-u * u)
         label_derivative = -u * u / (1.0 - u * u) * (label_mass / whole)
@@ -334,7 +344,7 @@ def _difference_of_halves(
         difference = log_scale + math.log(whole) - 0.5 * (math.log(whole_1) + math.log(whole_2))
         label_derivative = 0.5 * u * (label_1 / whole_1 - label_2 / whole_2)
 
-    # derivatives of the two halves have opposite signs
+    # the derivatives in draws of the two halves have opposite signs
     for b in range(half):
         derivatives[b] += weight * u / whole_1 * math.exp(max_logits[b] - max_1)
     for b in range(half, len(max_logits)):
@@ -352,12 +362,12 @@ def _difference_from_all(
     others: FloatArray,
     weight: float,
 ) -> tuple[float, float]:
-    """Return ``log Z - log S + (S / Z - 1)`` and its derivative in the label, times `weight`.
+    """Return ``log Z - log S + (S / Z - 1)``, and its derivative in the label's logit.
 
-    Adds to `derivatives` the factor that turns masses of a block's draws into derivatives, and
-    overwrites the logits `others` (c,) by derivatives. With ``x = S / Z - 1``, whose mean is 0, the
-    difference is ``x - log(1 + x)``, and its derivatives are x times the derivatives of
-    ``log S - log Z``.
+    Both are multiplied by `weight`. Adds, for each block, to `derivatives` the factor that turns
+    the masses of its draws into derivatives, and overwrites the logits `others` (c,) of all other
+    classes by derivatives. With ``x = S / Z - 1``, whose mean is 0, the difference is
+    ``x - log(1 + x)``, and its derivatives are x times the derivatives of ``log S - log Z``.
     """
     max_s, label_s, draws_s = _scaled_masses(label, max_logits, sums)
     max_z = exp_relative_to_max(others, label)
@@ -369,7 +379,7 @@ def _difference_from_all(
     gap = (max_s - max_z) + (math.log(sum_s) - math.log(sum_z))  # log S - log Z
 
     if abs(gap) < _SMALL_DIFFERENCE:
-        # the label's mass cancels in S - Z
+        # S - Z without the label's mass, which cancels
         x = (draws_s * math.exp(max_s - max_z) - others_z) / sum_z
         gap = math.log1p(x)
     else:

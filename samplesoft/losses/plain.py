@@ -37,7 +37,7 @@ def full(scores, label, lib=math):
 
 
 def sampled(scores, label, ids, counts, lib=math):
-    """Return the loss with the label and the corrected draws in the sum.
+    """Return the sampled softmax loss: label and corrected draws are in the sum.
 
     Rawat et al. (2019), eqs. 5 to 8: o_j - log(m q_j) is the corrected score. Accidental hits are
     left out.
@@ -62,7 +62,7 @@ def sampled_gradient(scores, label, ids, counts, lib=math):
 
 
 def importance(scores, label, ids, counts, lib=math):
-    """Return the loss with only draws in the sum, hits included. Bengio and Senecal (2008)."""
+    """Return the loss whose sum has only draws, hits included. Bengio and Senecal (2008)."""
     drawn = [lib.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True)]
     return lib.log(lib.fsum(drawn)) - scores[label]
 
@@ -80,20 +80,20 @@ def reject(scores, label, ids, counts, label_count, lib=math):
 
 
 def candidate(scores, label, ids, counts, label_count, lib=math):
-    """Return the loss with label and all draws corrected, hits included. Jean et al. (2015)."""
+    """Return the loss that corrects label and draws, hits included. Jean et al. (2015)."""
     drawn = [lib.exp(scores[j]) / c for j, c in zip(ids, counts, strict=True)]
     mass = lib.exp(scores[label]) / label_count
     return lib.log(mass + lib.fsum(drawn)) - lib.log(mass)
 
 
 def candidate_masked(scores, label, ids, counts, label_count, lib=math):
-    """Return `candidate` without draws of the label: TensorFlow's `remove_accidental_hits`."""
+    """Return the loss `candidate` without hits: TensorFlow's `remove_accidental_hits`."""
     draws = draws_without_label(label, ids, counts)
     return candidate(scores, label, [j for j, _ in draws], [c for _, c in draws], label_count, lib)
 
 
 def bilateral(scores, label, ids, counts, weight, lib=math):
-    """Return weight * log of the draws' sum - o_t, or 0 without draws. Wu et al. (2024)."""
+    """Return weight * log(sum of the draws) - o_t; 0 if all draws are hits. Wu et al. (2024)."""
     drawn = [lib.exp(scores[j]) / c for j, c in draws_without_label(label, ids, counts)]
     return weight * lib.log(lib.fsum(drawn)) - scores[label] if drawn else 0
 
@@ -118,9 +118,10 @@ def multilevel(scores, label, ids, counts, block, probability, lib=math):
     """Return the mean loss of blocks of draws, plus a difference divided by its probability.
 
     Blanchet and Glynn (2015), section 2. The difference is the loss of all draws minus the mean
-    loss of two halves. The number of blocks is random: 2, 4, 8, ...; `probability` is that of the
-    given number. The mean differences sum to the full loss minus the mean loss of a block, so that
-    there is no bias. For an odd number of draws, the difference is from the full loss.
+    loss of two halves. The number of blocks is random, 2, 4, 8, ...; `probability` is the
+    probability of the number that was drawn. The expected differences sum to the full loss minus
+    the expected loss of a block: there is no bias. For an odd number of draws, the difference is
+    from the full loss.
     """
     m = len(ids)
 
@@ -131,7 +132,7 @@ def multilevel(scores, label, ids, counts, block, probability, lib=math):
     blocks = [loss(start, start + block) for start in range(0, m, block)]
     if m % 2 == 0:
         correction = loss(0, m) - (loss(0, m // 2) + loss(m // 2, m)) / 2
-    else:  # the ratio of the sampled and the full sum has mean 1
+    else:  # full loss - loss of all draws + (ratio - 1), where ratio - 1 has mean 0
         ratio = lib.exp(loss(0, m) - full(scores, label, lib))
         correction = ratio - 1 - lib.log(ratio)
     return lib.fsum(blocks) / len(blocks) + correction / probability
@@ -163,13 +164,13 @@ def nce(scores, label, ids, counts, label_count, lib=math):
 
 
 def negative_sampling(scores, label, ids, lib=math):
-    """Return logistic losses of the label and all draws, hits included. Mikolov et al. (2013)."""
+    """Return the sum of logistic losses of label and draws, with hits. Mikolov et al. (2013)."""
     return softplus(-scores[label], lib) + lib.fsum(softplus(scores[j], lib) for j in ids)
 
 
 def gbce(scores, label, ids, calibration, lib=math):
     """Return negative sampling without hits, with sigma(o_t)^beta. Petrov and Macdonald (2023)."""
-    # fsum converts to a number of `lib`, so that the quotient has its precision
+    # `fsum` converts the count to a number of `lib`, so that the quotient has its precision
     rate = lib.fsum([len(ids)]) / len(scores)  # alpha, expected count of a class
     beta = rate * (calibration * (1 - 1 / rate) + 1 / rate)
     drawn = [softplus(scores[j], lib) for j in ids if j != label]
@@ -180,7 +181,7 @@ def gbce(scores, label, ids, calibration, lib=math):
 
 
 def bpr(scores, label, ids, lib=math):
-    """Return the mean of log(1 + e^(o_j - o_t)). Rendle et al. (2009), section 4.1."""
+    """Return the mean over draws of log(1 + e^(o_j - o_t)). Rendle et al. (2009), section 4.1."""
     pairs = [softplus(scores[j] - scores[label], lib) for j in ids if j != label]
     return lib.fsum(pairs) / max(1, len(pairs))
 
@@ -188,8 +189,8 @@ def bpr(scores, label, ids, lib=math):
 def warp(scores, label, ids, margin=1):
     """Return the hinge of the first draw within the margin, times the weight of its rank.
 
-    Weston et al. (2011), algorithm 1, for uniform draws: the estimated rank is
-    floor((n - 1) / trials), with weight 1 + 1/2 + ... + 1/rank.
+    Weston et al. (2011), algorithm 1, for uniform draws: if the draw is the N-th, hits not counted,
+    the estimated rank is floor((n - 1) / N), and its weight is 1 + 1/2 + ... + 1/rank.
     """
     drawn = [j for j in ids if j != label]
     for trials, j in enumerate(drawn, start=1):
@@ -201,7 +202,7 @@ def warp(scores, label, ids, margin=1):
 
 
 def one_vs_each(scores, label, ids, counts, lib=math):
-    """Return the sum of log(1 + e^(o_j - o_t)) / count. Titsias (2016), section 2."""
+    """Return the sum over draws of log(1 + e^(o_j - o_t)) / count. Titsias (2016), section 2."""
     pairs = [
         softplus(scores[j] - scores[label], lib) / c
         for j, c in draws_without_label(label, ids, counts)

@@ -118,7 +118,7 @@ class WARPLoss(SampledLoss):
     """
 
     schemes: ClassVar[dict[str, Scheme]] = _MASKED
-    with_replacement = True  # N is a waiting time for independent draws
+    with_replacement = True  # N estimates the rank only if draws are independent
 
     def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
         ranks = (num_classes - 1) // np.arange(1, 1 + draw.ids.shape[1])
@@ -128,9 +128,9 @@ class WARPLoss(SampledLoss):
 
 @njit
 def bpr_kernel(logits: FloatArray, losses: FloatArray) -> None:
-    """Write the mean of ``softplus(logits[1:] - logits[0])`` over draws with weight.
+    """Write the mean of ``softplus(logits[1:] - logits[0])`` over the draws that are not masked.
 
-    Overwrites rows of logits (P, 1 + m) by the gradient.
+    Overwrites rows of logits (P, 1 + m) by the gradient. Masked draws have the logit -inf.
     """
     small = np.empty(logits.shape[1] - 1)
     large = np.empty(logits.shape[1] - 1)
@@ -153,10 +153,11 @@ def bpr_kernel(logits: FloatArray, losses: FloatArray) -> None:
 
 @njit
 def warp_kernel(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) -> None:
-    """Write ``harmonic[N - 1] * margin`` of the first draw whose margin is positive, or 0.
+    """Write the WARP loss (P,) of each row of logits (P, 1 + m), and overwrite rows by gradients.
 
-    The margin of draw k is ``1 + logits[k] - logits[0]``; the draw is the N-th of the draws with
-    weight. Overwrites rows of logits (P, 1 + m) by the gradient.
+    The margin of draw k is ``1 + logits[k] - logits[0]``. If the first draw with a positive margin
+    is the N-th of the draws that are not masked, the loss is ``harmonic[N - 1]`` times its margin;
+    without such a draw, it is 0. Masked draws have the logit -inf.
     """
     for b in range(len(logits)):
         label = logits[b, 0]
@@ -170,7 +171,7 @@ def warp_kernel(logits: FloatArray, losses: FloatArray, harmonic: FloatArray) ->
             num_tried += draws[k] > -np.inf
             draws[k] = 0.0
             if derivative == 0.0 and margin > 0.0:
-                # 0 if n or more draws were tried: the estimated rank is then 0
+                # harmonic[N - 1] is 0 if N >= n, because the estimated rank is then 0
                 derivative = harmonic[num_tried - 1]
                 losses[b] = derivative * margin
                 draws[k] = derivative

@@ -27,7 +27,7 @@ from samplesoft.schemes import Scheme
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A named loss. Most properties follow from its class and its scheme.
+    """A loss that has a name in `LOSSES`: its class, and the properties of class and scheme.
 
     Parameters
     ----------
@@ -39,9 +39,9 @@ class LossSpec:
         For a loss whose draws exclude the label: the name of its variant for draws that may contain
         the label, such as one set for a whole batch.
     cuda : bool
-        Whether it supports ``device="cuda"``.
+        Whether the loss supports ``device="cuda"``.
     classifier : bool
-        Whether `samplesoft.sklearn.SampledSoftmaxClassifier` offers it.
+        Whether `samplesoft.sklearn.SampledSoftmaxClassifier` offers the loss.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class LossSpec:
     ('jackknife', 'this loss does not estimate the full softmax loss')
     """
 
-    # Properties that follow from class and scheme are computed, not stored.
+    # Only the arguments are stored; properties that follow from class and scheme are computed.
     make: type[Loss]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     masked: str | None = None
@@ -63,7 +63,7 @@ class LossSpec:
 
     @property
     def scheme(self) -> Scheme | None:
-        """Default scheme: how draws are treated; None for a loss over all classes."""
+        """Default scheme, which says how draws are treated; None for losses over all classes."""
         if not issubclass(self.make, SampledLoss):
             return None
         return self.make.schemes[self.fixed.get("scheme", self.make.default_scheme())]
@@ -120,7 +120,7 @@ class LossSpec:
 
     @property
     def min_draws(self) -> int:
-        """Smallest number of draws m."""
+        """Smallest number of draws m that the loss accepts."""
         return 0 if self.scheme is None else self.scheme.min_draws
 
     @property
@@ -133,7 +133,7 @@ class LossSpec:
     @property
     def why_no_bias(self) -> str:
         """Reason why `bias_scheme` is None; empty if it is not None."""
-        # the first reason that applies, from the most general to the most specific
+        # return the first reason that applies; the reasons go from general to specific
         if self.scheme is None:
             return "it sums over all classes, and has no bias"
         if why := getattr(self.make, "why_no_bias", ""):

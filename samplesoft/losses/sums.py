@@ -23,7 +23,7 @@ from samplesoft.schemes import SCHEMES, Scheme, select
 
 
 class OneVsEachLoss(SampledLoss):
-    r"""A bound of the softmax loss by pairs of the label and one other class.
+    r"""Upper bound of the softmax loss: a sum over pairs of the label and one other class.
 
     The bound is :math:`\sum_{j \ne t} \log(1 + e^{o_j - o_t})`. It is at least the softmax loss,
     because :math:`\prod_j (1 + x_j) \ge 1 + \sum_j x_j`. With m draws :math:`s_i` from q it is
@@ -89,7 +89,7 @@ class OneVsEachLoss(SampledLoss):
 
 
 class DoubleSumLoss(SampledLoss):
-    r"""The softmax loss as a minimum over a further variable u for each example, its log-sum.
+    r"""The softmax loss as a minimum over one more variable for each example: its log-sum u.
 
     Because :math:`\log x = \min_u (u + x e^{-u} - 1)`, the softmax loss of an example is
 
@@ -107,7 +107,7 @@ class DoubleSumLoss(SampledLoss):
     Parameters
     ----------
     slack : float
-        Distance that u may be below the lower bound that the draws give, at least 0; see Notes.
+        How far u may be below the lower bound that the draws give; at least 0. See U-max in Notes.
     **options
         Options of `samplesoft.losses.base.Loss`, with one label for each example; ``scheme`` is
         ``"masked"``: accidental hits are masked. Draws that exclude the label are accepted too.
@@ -132,7 +132,7 @@ class DoubleSumLoss(SampledLoss):
     **Steps of u.** ``u -= rate * d`` is a step of gradient descent, with d the derivative of the
     example's loss, which is at most 1 but may be very negative. ``u += log1p(-rate * d)`` agrees
     with it to first order, and replaces :math:`e^u` by the mean of :math:`e^u` and :math:`e^L` with
-    weights 1 - rate and rate: a rare draw with a large weight does not displace u permanently.
+    weights 1 - rate and rate. A rare draw with a large weight then does not displace u for long.
 
     **When to use it.** If examples recur often, so that u can track the vectors, and the bias of
     sampled softmax does not average out. A stale u multiplies the mean gradient of an example by
@@ -232,7 +232,7 @@ class DoubleSumLoss(SampledLoss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
         sums = batch.log_sums
-        if sums is None:  # as in a `SoftmaxLayer`, which does not pass them
+        if sums is None:  # for example because a `SoftmaxLayer` called, which does not pass them
             raise TypeError(
                 "`log_sums` must be given to DoubleSumLoss.forward, a number for each example of "
                 "the batch, got None; start from numpy.log(num_classes)."
@@ -241,7 +241,8 @@ class DoubleSumLoss(SampledLoss):
         losses, saved = super()._forward(batch, draw, label_log_count)
         assert draw is not None
 
-        # a draw's derivative is its fraction of the sum: exp(o_j - o_t) / (m q_j) / exp(loss)
+        # The derivative of sampled softmax in a draw's score is, with its loss L,
+        # exp(o_j - o_t) / (m q_j) / exp(L). Solve it for exp(o_j - o_t), relative to exp(L).
         with np.errstate(divide="ignore"):
             log_draw_ratios = np.log(np.abs(saved[2])) + draw.log_expected_count
         lower_bounds = np.logaddexp(0.0, losses + log_draw_ratios.max(axis=1))
@@ -261,9 +262,10 @@ class DoubleSumLoss(SampledLoss):
 
 @njit
 def one_vs_each_kernel(logits: FloatArray, losses: FloatArray, weights: FloatArray) -> None:
-    """Write sums (P,) of weights (P, m) times ``log(1 + exp(logit - label_logit))``.
+    """Write the losses (P,): sums over draws of weight times ``log(1 + exp(logit - label_logit))``.
 
-    Overwrites logits (P, 1 + m), with the label's in column 0, by the gradients.
+    `weights` are (P, m). Overwrites the logits (P, 1 + m), with the label's in column 0, by the
+    gradients.
     """
     width = logits.shape[1]
     for b in range(len(logits)):

@@ -12,17 +12,18 @@ from samplesoft.samplers.base import Rows
 
 
 def checked_class_embeddings(value: object) -> Rows:
-    """Return class vectors (n, d) in C order after a check of type and shape, but not of values."""
+    """Return class vectors (n, d) in C order; only their type and shape are checked, not values."""
     return cpu.shaped_rows("class_embeddings", value)
 
 
 def require_finite_rows(rows: Rows, first_class: int = 0) -> None:
     """Raise if class vectors (r, d) are not finite; row 0 belongs to the class `first_class`."""
-    if isinstance(rows, RemoteRows):  # the optimizers on the other machines check every update
+    if isinstance(rows, RemoteRows):  # finite, because the other machines check every update
         return
 
     with np.errstate(over="ignore", invalid="ignore"):
-        # one pass that allocates nothing; if the sum is not finite, each row is checked below
+        # the sum of all entries is fast, and allocates nothing; only if it is not finite, the rows
+        # are checked one by one below
         if np.isfinite(rows.sum()):
             return
 

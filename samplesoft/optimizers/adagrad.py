@@ -1,4 +1,4 @@
-"""Adagrad: steps are gradients, divided by the root of the sum of all past squared gradients."""
+"""Adagrad: each step is the gradient, divided by the root of the sum of all squared gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def adagrad_rows(
         row = parameters[ids[i]]
         square = states[0][ids[i]]
         for c in range(len(row)):
-            # `initial` is added here, not to the state, so that the state of unused rows stays 0
+            # the initial sum is not in the state, so that the state of rows without a gradient
+            # stays 0
             square[c] += gradient[c] * gradient[c]
             row[c] -= rate * gradient[c] / (sqrt(initial + square[c]) + epsilon)
 

@@ -1,4 +1,4 @@
-"""Adam: steps by moving averages of gradients and of their squares."""
+"""Adam: each step follows a moving average of gradients, scaled by an average of their squares."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def adam_rows(
         square = states[1][ids[i]]
         for c in range(len(row)):
             g = gradient[c]
-            # With beta = 0 this forgets the old mean exactly. The shorter mean + new * (g - mean)
-            # would leave a rounding error of it.
+            # For beta1 = 0, new_first is 1, and the old mean vanishes exactly. In the shorter
+            # formula mean + new_first * (g - mean), a rounding error of the old mean would remain.
             mean[c] = (mean[c] - new_first * mean[c]) + new_first * g
             square[c] = (square[c] - new_second * square[c]) + new_second * g * g
             row[c] -= rate * mean[c] / (correction * sqrt(square[c]) + epsilon)
 
 
 class Adam(Optimizer):
-    r"""Adam: steps by the mean of gradients, relative to the root of the mean of their squares.
+    r"""Adam: a step is the mean of gradients, divided by the root of the mean of their squares.
 
     .. math::
         m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
@@ -60,7 +60,8 @@ class Adam(Optimizer):
     learning_rate : float
         Size of a step :math:`\eta`; finite and at least 0.
     beta1, beta2 : float
-        Decay factors of the means in a step; at least 0 and less than 1.
+        Factors by which a step multiplies the means of gradients and of squares; at least 0 and
+        less than 1.
     epsilon : float
         Added to the root, so that steps with small gradients are finite, :math:`\epsilon`; at
         least 1e-37.
@@ -104,8 +105,7 @@ class Adam(Optimizer):
         self.epsilon = as_epsilon("epsilon", epsilon)
 
     def _step_parameters(self) -> tuple[float, ...]:
-        # The bias corrections of algorithm 1 are the same for all entries, so they are computed
-        # once per step. Epsilon is added after the correction.
+        # the bias corrections of algorithm 1, which are the same for all entries
         rate = self.learning_rate / (1.0 - self.beta1**self.steps)
         correction = 1.0 / sqrt(1.0 - self.beta2**self.steps)
         return rate, 1.0 - self.beta1, 1.0 - self.beta2, correction, self.epsilon

@@ -1,4 +1,4 @@
-"""The base class of optimizers, which update named parameters in place, all rows or a few.
+"""The base class of optimizers, which update all rows or a few rows of named parameters in place.
 
 The kernel of an optimizer updates the rows that have a gradient in one pass. Its arguments are
 
@@ -34,7 +34,7 @@ _MIN_EPSILON = 1e-37  # nearly the smallest normal number of float32
 
 
 class Optimizer(ABC):
-    """Updates parameters in place by their gradients, which may be of all rows or of a few.
+    """Base class of optimizers, which update parameters in place by gradients of all or some rows.
 
     A new optimizer consists of a kernel; a subclass, with the names of the states and a method
     `_step_parameters`; and a line in `OPTIMIZERS`.
@@ -59,14 +59,14 @@ class Optimizer(ABC):
 
     Notes
     -----
-    A gradient of `SparseRows` changes only its rows, in the parameter and in the state. The state
-    of all other rows does not decay, as in LazyAdam of TensorFlow Addons and
+    A `SparseRows` gradient changes only its rows of the parameter and of the state. The state of
+    all other rows does not decay, as in LazyAdam of TensorFlow Addons and
     ``torch.optim.SparseAdam``. If the gradient has all rows, the result equals the result for a
     dense gradient, to the last bit. The cost of a step does not depend on the number of rows
     without a gradient. The state of a parameter is allocated, with zeros, at its first gradient.
     """
 
-    # prefixes of parameter names in a saved state, as in "velocity/w"
+    # names of the states; a saved state has keys such as "velocity/w" for the parameter w
     _state_names: ClassVar[tuple[str, ...]] = ()
     squares: ClassVar[bool] = False  # whether the kernel sums squares of gradients
     _kernel: ClassVar[Callable[..., None]]
@@ -79,7 +79,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _step_parameters(self) -> tuple[float, ...]:
-        """Return the hyper-parameters of the kernel for step number `steps`."""
+        """Return the hyper-parameters of the kernel for the step whose number is `steps`."""
 
     @property
     def learning_rate(self) -> float:
@@ -116,16 +116,16 @@ class Optimizer(ABC):
         Parameters
         ----------
         parameters : mapping of str to ndarray
-            C-contiguous, float32 or float64. Parameters without a gradient do not change. Those on
-            a GPU are updated there.
+            Arrays in C order, float32 or float64. Parameters without a gradient do not change.
+            Parameters on a GPU are updated there.
         gradients : mapping of str to ndarray or SparseRows
-            Gradients by parameter name: of the shape of the parameter, or some of its rows.
+            Gradients by parameter name: arrays of the shape of the parameter, or some of its rows.
 
         Raises
         ------
         TypeError, ValueError
             If a name, a shape, a dtype or a row index is wrong; if a gradient is not finite; or, on
-            the CPU, if a row to be updated is not finite. No parameter and no state has changed.
+            the CPU, if a row to be updated is not finite. Parameters and states are then unchanged.
         """
         require_mapping("parameters", parameters)
         require_mapping("gradients", gradients)
@@ -144,13 +144,15 @@ class Optimizer(ABC):
                 update.states = self._writable_states(update)
             updates[name] = update
 
-        # Adam's corrections need the step number; it is decremented again if the step is rejected
+        # Increment the number of steps, which Adam's bias corrections need. An error below
+        # decrements it again.
         hyper_parameters = self.advance()
         max_hyper_parameter = max(hyper_parameters)
 
         for name in updates:
             dtype = updates[name].table.dtype
-            # a rate beyond float32 would become infinite in the kernel; NaN is rejected too
+            # A hyper-parameter beyond the dtype's range would become infinite in the kernel. The
+            # comparison also rejects NaN.
             if not max_hyper_parameter <= MAX_FLOAT[dtype]:
                 self.steps -= 1
                 raise ValueError(
@@ -165,7 +167,8 @@ class Optimizer(ABC):
             self._state[name] = states
             if self._state_names:
                 states = tuple([state.reshape(table.shape) for state in states])
-            # one float64 hyper-parameter would make all arithmetic of a float32 kernel float64
+            # hyper-parameters of the parameter's dtype, because one in float64 would make all
+            # arithmetic of a float32 kernel float64
             typed_parameters = tuple(map(table.dtype.type, hyper_parameters))
             update.backend.step_rows(
                 self._kernel, update.ids, update.rows, table, states, typed_parameters
@@ -174,9 +177,9 @@ class Optimizer(ABC):
     def parameters_with_states(
         self, parameters: Mapping[str, Array]
     ) -> dict[str, tuple[Array, ...]]:
-        """Return, by name, tuples of a parameter and its states, for callers that run the kernel.
+        """Return, by name, each parameter and its states as one tuple.
 
-        States that do not exist yet are created.
+        It is for callers that run the kernel themselves. States that do not exist yet are created.
         """
         for name, array in parameters.items():
             if name not in self._state:
@@ -191,7 +194,7 @@ class Optimizer(ABC):
         self.steps += 1
         try:
             return self._step_parameters()
-        except BaseException:  # raised by a schedule
+        except BaseException:  # a schedule may raise anything
             self.steps -= 1
             raise
 
@@ -201,7 +204,7 @@ class Optimizer(ABC):
         arrays = update.backend
         states = self._state.get(update.name)
         if states is None:
-            # allocated only now, so that parameters without gradients need no memory for states
+            # allocated at the first gradient, so that parameters without gradients have no states
             return tuple(
                 arrays.to_device(np.zeros(parameter.shape, parameter.dtype))
                 for _ in self._state_names
@@ -213,7 +216,7 @@ class Optimizer(ABC):
         return states
 
     def state(self) -> dict[str, Array]:
-        """Return a copy of the state that the next steps depend on, without the settings.
+        """Return a copy of the optimizer's state: all that next steps depend on but its settings.
 
         Returns
         -------
@@ -240,17 +243,18 @@ class Optimizer(ABC):
         Raises
         ------
         TypeError, ValueError
-            If a name is missing or unknown, or arrays are malformed. The state is unchanged then.
+            If a name is missing or unknown, or an array is malformed. The optimizer is then
+            unchanged.
         """
         state = as_array_dict("state", state)
         steps = as_array("state['steps']", state.get("steps"))
         if steps.ndim != 0 or steps.dtype.kind not in "iu" or steps < 0:
             raise ValueError(f"`state` must have `steps`, an integer of at least 0, got {steps!r}.")
 
-        # a key is "name of the state/name of the parameter"; only a parameter's name has slashes
+        # a key is "state name/parameter name"; state names have no slash, parameter names may
         parameters = [name.split("/", 1)[-1] for name in state if name != "steps"]
 
-        # each parameter has all its state arrays, or none
+        # a parameter that has one of the states must have all of them
         expected = {f"{name}/{key}" for key in parameters for name in self._state_names} | {"steps"}
         if expected != set(state):
             raise ValueError(
@@ -258,7 +262,7 @@ class Optimizer(ABC):
                 f"{', '.join(sorted(state))}; load the state of an optimizer of the same class."
             )
 
-        # all arrays are validated before any is assigned, so that a rejected state changes nothing
+        # validate all arrays before assigning any, so that a rejected state changes nothing
         loaded = {
             key: tuple(_checked_state_array(f"{name}/{key}", state) for name in self._state_names)
             for key in parameters
@@ -268,7 +272,7 @@ class Optimizer(ABC):
 
 
 def _require_shape_and_dtype_of(name: str, parameter: Array, state: Array) -> None:
-    """Raise unless the state of a parameter has its shape and dtype."""
+    """Raise unless the `state` array of a parameter has the parameter's shape and dtype."""
     if state.shape != parameter.shape or state.dtype != parameter.dtype:
         raise ValueError(
             f"`parameters` has {name!r} of shape {parameter.shape} and {parameter.dtype}, but its "
@@ -288,7 +292,7 @@ def _checked_state_array(name: str, state: Mapping[str, Array]) -> Array:
 
 
 def as_epsilon(name: str, value: Any) -> float:
-    """Return `value` as a float; raise unless it is also above 0 after rounding to float32."""
+    """Return `value` as a float; raise unless it stays above 0 in float32, without underflow."""
     number = as_nonnegative(name, value)
     if number < _MIN_EPSILON:
         raise ValueError(f"`{name}` must be at least {_MIN_EPSILON}, got {value}; 1e-8 is usual.")

@@ -29,7 +29,7 @@ def momentum_rows(
         row = parameters[ids[i]]
         velocity = states[0][ids[i]]
         for c in range(len(row)):
-            # Polyak's step is a multiple of v, Nesterov's of g + mu v: the two rates select one
+            # Polyak's step is eta v, and gradient_rate is 0; Nesterov's is eta g + eta mu v
             velocity[c] = momentum * velocity[c] + gradient[c]
             row[c] -= gradient_rate * gradient[c] + velocity_rate * velocity[c]
 
@@ -46,7 +46,7 @@ class Momentum(Optimizer):
     learning_rate : float
         Size of a step :math:`\eta`; finite and at least 0.
     momentum : float
-        Decay factor of the sum in a step, :math:`\mu`; at least 0 and less than 1.
+        Factor :math:`\mu` by which a step multiplies the sum; at least 0 and less than 1.
     nesterov : bool
         Use Nesterov's correction, a look-ahead by one step.
 

@@ -37,7 +37,7 @@ def sgd(w, history):
 
 
 def momentum(w, history, momentum=0.9, nesterov=False):
-    """Return w after steps against a sum of gradients with decaying weights. Polyak (1964).
+    """Return w after steps along minus a sum of gradients with decaying weights. Polyak (1964).
 
     The rate multiplies the sum, as in PyTorch. Nesterov's step, as in Sutskever et al. (2013), is
     the gradient plus `momentum` times the sum.
@@ -56,7 +56,7 @@ def momentum(w, history, momentum=0.9, nesterov=False):
 
 
 def adagrad(w, history, epsilon=1e-10, initial_accumulator=0.0):
-    """Return w after steps of the gradient over the root of the sum of all squares so far.
+    """Return w after steps of the gradient, divided by the root of the sum of all squares so far.
 
     Duchi, Hazan and Singer (2011).
 
@@ -72,7 +72,7 @@ def adagrad(w, history, epsilon=1e-10, initial_accumulator=0.0):
 
 
 def adam(w, history, beta1=0.9, beta2=0.999, epsilon=1e-8):
-    """Return w after steps of the mean gradient over the root of the mean squared gradient.
+    """Return w after steps of the mean gradient, divided by the root of the mean squared gradient.
 
     Kingma and Ba (2015), algorithm 1. Both means are moving averages that start at 0. After t steps
     they are divided by the sum of their weights, 1 - beta^t. t also counts steps without a

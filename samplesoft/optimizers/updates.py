@@ -18,8 +18,8 @@ Array = NDArray[Any]
 
 MAX_FLOAT = {np.dtype(t): float(np.finfo(t).max) for t in (np.float32, np.float64)}
 _INT64 = np.dtype(np.int64)
-_ROW_0 = np.zeros(1, np.int64)  # ids of a table with one row
-# so that the sum of a million squared gradients is finite
+_ROW_0 = np.zeros(1, np.int64)  # row ids of a dense gradient, whose table has one row
+# factor of the largest gradient, so that the sum of a million squares is finite
 _SQUARES_MARGIN = 2.0**-10
 
 
@@ -35,7 +35,7 @@ def largest_gradient(dtype: np.dtype[Any], squares: bool) -> Any:
     return dtype.type(limit)
 
 
-# keys: whether squares are summed, then the dtype; values are scalars of that dtype
+# largest allowed gradients; the keys are whether squares are summed, and then the dtype
 _GRADIENT_LIMITS = {
     squares: {dtype: largest_gradient(dtype, squares) for dtype in MAX_FLOAT}
     for squares in (False, True)
@@ -44,27 +44,27 @@ _GRADIENT_LIMITS = {
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """A validated parameter and its gradient, both C-contiguous and of the same dtype."""
+    """A parameter and its gradient, validated, C-contiguous, and of the same dtype."""
 
     name: str
     parameter: Array
     backend: Backend  # of the parameter's device
-    # (n, d): the parameter, or (1, parameter.size) for a dense gradient
+    # the parameter as a matrix: (n, d) for sparse rows, (1, parameter.size) for a dense gradient
     table: Array
     ids: IntArray  # (k,): rows of the table with a gradient
-    rows: Array  # (k, d): the gradient
-    states: tuple[Array, ...] = ()  # of the shape of the parameter
+    rows: Array  # (k, d): gradient of these rows
+    states: tuple[Array, ...] = ()  # states of the optimizer, each of the shape of the parameter
 
 
 def checked_update(name: str, parameter: Any, gradient: Any, squares: bool) -> Update:
-    """Return the validated update of a parameter.
+    """Return a parameter and its gradient as a validated `Update`.
 
     Raises TypeError or ValueError if an array is malformed, if row ids do not ascend, or if an
     entry of the gradient or of the rows that it changes is not finite. `squares` says whether the
     optimizer sums squares of gradients; entries must then also be small enough that a sum of a
     million squares is finite.
     """
-    # the usual case: a matrix and rows of its gradient, which need no conversion
+    # NumPy arrays of the expected shapes and dtypes need no conversion
     if (
         type(gradient) is SparseRows
         and type(parameter) is type(gradient.ids) is type(gradient.rows) is np.ndarray
@@ -99,7 +99,7 @@ def checked_update(name: str, parameter: Any, gradient: Any, squares: bool) -> U
 
 
 def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
-    """Return the update for any valid parameter and gradient, converted to arrays for kernels."""
+    """Return the `Update` of any valid parameter and gradient, as arrays that kernels accept."""
     device = device_of(parameter)
     arrays = backend(device)
     on_gpu = device != "cpu"
@@ -119,7 +119,7 @@ def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
         values = gradient.rows
         if not (on_gpu and on_device(row_ids)):
             row_ids = _checked_row_ids(name, row_ids, parameter_shape)
-        # one integer type, so that kernels are compiled only once
+        # convert ids to one integer type, so that kernels are compiled only once
         ids = arrays.as_dtype(f"gradients[{name!r}]", row_ids, _INT64)
         shape = (ids.shape[0], *parameter_shape[1:])
         table = parameter.reshape(parameter_shape[0], prod(parameter_shape[1:]))
@@ -132,8 +132,8 @@ def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
     if not (on_gpu and on_device(values)):
         _require_floats(name, values)
 
-    # a float64 gradient of a float32 parameter is cast once; values that overflow become infinite,
-    # and are rejected below
+    # A gradient gets the dtype of its parameter. Entries that overflow become infinite, and
+    # `checked_update` rejects them.
     rows = arrays.as_dtype(f"gradients[{name!r}]", values, parameter.dtype)
     if rows.shape != shape:
         raise _shape_error(name, rows.shape, shape, parameter_shape, gradient)
@@ -146,9 +146,10 @@ def _converted_update(name: str, parameter: Any, gradient: Any) -> Update:
 
 
 def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
-    """Return the error for an update that `is_step_safe` rejects.
+    """Return the error to raise for an update that `is_step_safe` rejects.
 
-    `gradient` is the object that the caller passed, before conversion.
+    `gradient` is the gradient as the caller passed it, before conversion. `limit` is the largest
+    allowed absolute value of its entries.
     """
     name = update.name
     table = update.table
@@ -179,7 +180,10 @@ def _update_error(update: Update, gradient: Any, limit: float) -> ValueError:
 
 
 def require_updatable(argument: str, name: str, array: Any) -> None:
-    """Raise unless ``argument[name]`` is an array of floats that can be updated in place."""
+    """Raise unless `array` is an array of floats that can be updated in place.
+
+    The error calls it ``argument[name]``.
+    """
     require_host_array(f"{argument}[{name!r}]", array)
     if not isinstance(array, np.ndarray) or array.dtype not in MAX_FLOAT:
         raise TypeError(

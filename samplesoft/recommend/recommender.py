@@ -42,8 +42,9 @@ from samplesoft.training.resolved import Resolved
 Lists = tuple[NDArray[np.int32], Rows]
 _MODEL = "SampledSoftmaxRecommender"
 _FACTOR_FIELDS = ("item_factors", "user_factors")
-_MAX_COMPARED_USERS = 1000  # users whose vectors `evaluate` checks for leaked items
-_VECTOR_TOLERANCE = 1e-4  # tolerance of that check, for vectors of norm 1
+# largest number of users for which `evaluate` checks whether their vectors contain hidden items
+_MAX_COMPARED_USERS = 1000
+_VECTOR_TOLERANCE = 1e-4  # largest difference at which that check takes vectors of norm 1 as equal
 _FITTED_FIELDS = ("loss_curve_", "validation_scores_", "propagation_")
 
 
@@ -71,12 +72,12 @@ class SampledSoftmaxRecommender:
         correction; ``"clusters"``, which draws items with large scores for each user.
     num_sampled : int, optional
         Number m of draws per batch, or per user if not `shared`; by default a tenth of the number
-        of items, from 1,000 to 4,000.
+        of items, but at least 1,000 and at most 4,000.
     shared : bool, optional
         Whether to use one set of draws per batch; by default True if the sampler does not depend on
         users.
     negative_weight : float
-        Weight of the log-sum-exp of the draws in ``"bilateral"``; not used by other losses.
+        Weight of the log-sum-exp of the draws in the loss ``"bilateral"``; others do not use it.
     tau : float
         Inverse temperature of the cosines in training.
     dropout : float
@@ -100,7 +101,7 @@ class SampledSoftmaxRecommender:
         Hide a fifth of the items of some users, stop when nDCG at 20 on these items no longer
         rises, and keep the best parameters.
     validation_fraction : float
-        Fraction of the users whose items are hidden; at most 2,000 users.
+        Fraction of the users with at least two items whose items are hidden; at most 2,000 users.
     n_iter_no_change : int
         Number of epochs without improvement after which training stops.
     random_state : int, numpy.random.Generator or None
@@ -116,7 +117,7 @@ class SampledSoftmaxRecommender:
     user_factors : ndarray of float32, shape (users, d)
         User vectors of norm 1. Scores are ``user_factors @ item_factors.T``.
     propagation_ : float
-        Weight of the propagation that was used.
+        Weight of the propagation, given or chosen by `fit`.
     n_iter_ : int
         Number of epochs.
     loss_curve_ : list of float
@@ -218,7 +219,7 @@ class SampledSoftmaxRecommender:
         MemoryError
             If the model does not fit into memory.
         KeyboardInterrupt
-            At Ctrl-C. The recommender is then unchanged, as after an error.
+            If Ctrl-C interrupts training. The recommender is then unchanged, as after any error.
         """
         interactions = as_interactions("user_items", user_items)
         if not interactions.nnz:
@@ -261,7 +262,7 @@ class SampledSoftmaxRecommender:
             `recalculate_user`. For one user also an array of shape (items,), such as a row of a
             sparse array.
         N : int
-            Length of the list.
+            Number of items per user.
         filter_already_liked_items : bool
             Leave out the items in `user_items`.
         filter_items : array_like of int, shape (k,), optional
@@ -274,9 +275,9 @@ class SampledSoftmaxRecommender:
         Returns
         -------
         ids : ndarray of int32, shape (B, N), or (N,) for one user
-            Items, best first; -1 if fewer than N remain.
+            Items, best first; if fewer than N remain, the last are -1.
         scores : ndarray of float32, of the same shape
-            Scores of the items; -inf if fewer than N remain.
+            Scores of the items; -inf for an item of -1.
 
         Raises
         ------
@@ -452,8 +453,8 @@ class SampledSoftmaxRecommender:
         Parameters
         ----------
         userids : array_like of int, shape (B,)
-            Distinct users. Numbers beyond those of `fit` are new users; users in a gap between old
-            and new ones get an empty history.
+            Distinct users. Numbers beyond the number of users are new users. If they leave a gap
+            after the old users, users in the gap get an empty history.
         user_items : scipy.sparse matrix, shape (B, items)
             Current histories, one row per user; for one user also of shape (items,).
 
@@ -507,13 +508,13 @@ class SampledSoftmaxRecommender:
         AttributeError
             If `fit` has not been called.
         OSError
-            If it cannot be written.
+            If the file cannot be written.
         """
         self._require_fitted()
         parameters = storable_parameters(asdict(self))
         values = {name: getattr(self, name) for name in _FITTED_FIELDS}
 
-        # None after loading a file of an older version
+        # there are no resolved settings if the model was loaded from a file of an older version
         resolved = getattr(self, "resolved_", None)
         if resolved is not None:
             values["resolved"] = {"model": resolved.model.config(), **resolved.stored()}
@@ -552,7 +553,7 @@ class SampledSoftmaxRecommender:
             vars(recommender).update({name: arrays[name] for name in _FACTOR_FIELDS})
 
             resolved = values.get("resolved")
-            if resolved is not None:  # None in a file of an older version
+            if resolved is not None:  # a file of an older version has none
                 model = LinearSoftmaxSettings(**resolved.pop("model"))
                 recommender.resolved_ = Resolved(model, **resolved)
 
@@ -578,7 +579,7 @@ class SampledSoftmaxRecommender:
         return histories
 
     def _user_vectors_match(self, histories: Matrix, users: IntArray) -> bool:
-        """Return whether the vectors of `users` (k,) were computed from `histories` (k, items)."""
+        """Whether the vectors of `users` (k,) equal those computed from `histories` (k, items)."""
         computed = user_vectors(self._embedding, histories)
         return np.allclose(computed, self.user_factors[users], rtol=0.0, atol=_VECTOR_TOLERANCE)
 
@@ -588,7 +589,7 @@ class SampledSoftmaxRecommender:
 
 
 def _checked_user_ids(userids: ArrayLike) -> IntArray:
-    """Return validated user ids as an array (B,). They may be larger than the ids of `fit`."""
+    """Return validated user ids as an array (B,); also ids beyond the users of `fit` are valid."""
     ids = np.atleast_1d(as_array("userids", userids))
     if ids.size and ids.dtype.kind == "i" and ids.min() < 0:
         raise ValueError(f"`userids` must be at least 0, got {ids.min()}.")
@@ -598,22 +599,23 @@ def _checked_user_ids(userids: ArrayLike) -> IntArray:
 def _most_similar_rows(
     name: str, value: ArrayLike, factors: Rows, num_similar: int, of: str
 ) -> Lists:
-    """Return the most similar rows of `factors` (n, d), and their cosines, for each row in `value`.
+    """Return the indices of the rows of `factors` (n, d) most similar to given rows, and cosines.
 
-    Both have the shape (B, length), or (length,) for a scalar `value`.
+    `value`, an integer or B integers, gives the indices of the rows; `name` is its name in errors.
+    Both results have the shape (B, num_similar), or (num_similar,) for an integer.
     """
     array = as_array(name, value)
     ids = as_ids(name, np.atleast_1d(array), len(factors), of=of)
-    # propagation has changed the norms of item vectors
+    # divide by the norms, because propagation has changed the norms of item vectors
     vectors = unit_rows("factors", factors.copy())[0]
     return best_items(vectors[ids], vectors, as_count("N", num_similar), array.ndim == 0)
 
 
 def best_items(users: Rows, items: Rows, length: int, single: bool, **left_out: Any) -> Lists:
-    """Return the items (B, N) with the largest scores for user vectors (B, d), and the scores.
+    """Return the items (B, N) with the largest scores for user vectors (B, d), and these scores.
 
-    N is `length`. If `single`, both have the shape (N,). Keyword arguments are passed to
-    `best_classes`.
+    N is `length`. If `single`, B is 1, and both results have the shape (N,). The keyword arguments
+    `left_out` are passed to `best_classes`.
     """
     classes, scores = best_classes(users, items, length, **left_out)
     ids = classes.astype(np.int32)
@@ -623,7 +625,10 @@ def best_items(users: Rows, items: Rows, length: int, single: bool, **left_out: 
 def _excluded_mask(
     num_items: int, filter_items: ArrayLike | None, items: ArrayLike | None
 ) -> NDArray[np.bool_] | None:
-    """Return the mask (num_items,) of items excluded from all lists; None if none are."""
+    """Return a mask (num_items,) of the items never to recommend; None if there are none.
+
+    These are the items `filter_items`, and all items outside `items`, unless it is None.
+    """
     if filter_items is None and items is None:
         return None
     excluded = np.zeros(num_items, bool)

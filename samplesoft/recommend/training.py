@@ -55,12 +55,12 @@ from samplesoft.training.task import derive_seed
 
 Matrix = sparse.csr_array
 
-_AUTO = "auto"  # value of `propagation`: choose its weight by validation
-# default number of draws: a tenth of the items, within these limits
+_AUTO = "auto"  # value of `propagation` with which validation chooses its weight
+# the default number of draws is the number of items / _ITEMS_PER_DRAW, within these limits
 _MIN_DRAWS = 1000
 _MAX_DRAWS = 4000
 _ITEMS_PER_DRAW = 10
-# labels have weights, which one versus all does not support
+# losses that accept several labels with weights, which one-versus-all losses do not
 _LOSS_NAMES = [
     name
     for name, spec in LOSSES.items()
@@ -71,21 +71,22 @@ _LOSS_NAMES = [
 ]
 
 _TRAINING_STREAM, _START_STREAM, _HELD_OUT_STREAM = range(3)  # random streams derived from the seed
-# random stream of the dropout of items; `LinearTask` uses smaller numbers
+# random stream of the dropout of items; smaller numbers are streams of `LinearTask`
 _DROPOUT_STREAM = 100
-# label weight of an item that dropout leaves in the history; else 1
+# label weight of an item that dropout leaves in the history; a dropped item has weight 1
 _KEPT_LABEL_WEIGHT = 0.3
-# factor of the random initial values that complete singular vectors
+# factor of the random initial values of dimensions that have no singular vector
 _RANDOM_SCALE = 0.1
 
-# randomized singular vectors: extra directions, and number of power iterations
+# of the randomized singular vectors: random directions beyond the number of vectors, and number of
+# power iterations
 _OVERSAMPLING = 16
 _POWER_ITERATIONS = 3
 
-_LIST_LENGTH = 20  # items per list in validation
+_LIST_LENGTH = 20  # number of items recommended to a user in validation
 _MAX_VALIDATION_USERS = 2000  # maximum number of users with hidden items
 _PROPAGATION_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # candidates for "auto"
-# propagation weight for scoring epochs, before the final weight is chosen
+# propagation weight with which "auto" validates each epoch; the final one is chosen after training
 _EPOCH_WEIGHT = 0.05
 _DEFAULT_WEIGHT = 0.1  # propagation weight if nothing is held out
 _USERS_PER_CHUNK = 1024
@@ -147,17 +148,17 @@ def checked_settings(recommender: Any, num_items: int = 2) -> FitSettings:
 class TrainedRecommender(NamedTuple):
     """The result of training a recommender."""
 
-    embedding: Linear  # of histories
+    embedding: Linear  # maps histories to user vectors
     item_vectors: Rows  # (items, d): after propagation
     user_vectors: Rows  # (users, d)
     propagation_weight: float
     losses: list[float]  # per epoch
-    scores: list[float]  # per epoch; empty if nothing is held out
+    scores: list[float]  # validation nDCG per epoch; empty if nothing is held out
     resolved: Resolved
 
 
 class _TrainedModel(NamedTuple):
-    """A trained model before propagation, with losses and scores per epoch."""
+    """A trained model before propagation, with losses and validation scores per epoch."""
 
     model: LinearSoftmax
     propagation_weight: float
@@ -182,7 +183,7 @@ def train_recommender(
 
     trained = _train_model(recommender, interactions, settings, more_callbacks)
     model = trained.model
-    # from all items, also held-out ones
+    # user vectors from all items of each user, also from those that were held out
     users = user_vectors(model.embedding, interactions)
     items = model.class_vectors()
 
@@ -237,12 +238,14 @@ def _train_model(
     model = task.model
     graph = normalized_graph(training_items)
 
-    # the rank of the interactions is at most the number of users, and of items with a user
+    # the rank of the interactions is at most the number of users, and at most the number of items
+    # that have a user
     rank = min(interactions.shape[0], int(np.count_nonzero(column_counts(interactions))))
     with progress_phase(recommender.verbose, "singular vectors"):
         _initialise_from_singular_vectors(model, graph, rank, derive_seed(key, _START_STREAM))
 
-    # the loss of a user is a mean over items; these weights give all items equal influence
+    # the loss of a user is a mean over the user's items: weights proportional to the number of
+    # items give all interactions equal influence
     user_weights = history_sizes / history_sizes[active_users].mean()
     examples = Examples(training_items, training_items, user_weights)
     task.use(examples, active_users, resolved.batch_size)
@@ -259,7 +262,7 @@ def _train_model(
         items = model.class_vectors()
         user_sums = np.zeros_like(items)
         if any(weights):
-            # transposed only if needed, because the transpose is as large as the graph
+            # skipped if all weights are 0, because the transpose needs as much memory as the graph
             user_sums = sparse_product(transposed(graph), users)
         return [held_out.score(users, propagated(items, user_sums, weight)) for weight in weights]
 
@@ -302,9 +305,10 @@ def _train_model(
 def _initialise_from_singular_vectors(
     model: LinearSoftmax, graph: Matrix, rank: int, seed: int
 ) -> None:
-    """Set the vectors of items to normalised singular vectors of the graph (users, items).
+    """Set the vectors of items to their rows of the right singular vectors, divided by their norms.
 
-    Items without users keep their random vectors.
+    The singular vectors are those of the graph (users, items). Items without users keep their
+    random vectors. Dimensions beyond `rank` keep small random values.
     """
     directions = item_singular_vectors(graph, model.class_vectors().shape[1], seed, rank)
     norms = np.sqrt(np.einsum("ij,ij->i", directions, directions, dtype=np.float64))
@@ -336,12 +340,15 @@ class RecommenderTask(LinearTask):
     dropout = 0.0
 
     def _rows(self, rows: IntArray) -> Examples:
-        """Return the examples of some users, with histories divided by their norms."""
+        """Return the examples of the users `rows`, with histories divided by their norms."""
         examples = self.data.rows(rows)
         return examples._replace(X=with_unit_rows(examples.X))
 
     def prepared(self, x: Any, labels: Any, first: int = 0) -> tuple[Any, Any]:
-        """Return histories after dropout, and all items as weighted labels."""
+        """Return the histories `x` after dropout, and all items as weighted labels.
+
+        For `first` see `with_dropout`.
+        """
         seed = derive_seed(self._seed, _DROPOUT_STREAM, self.steps_taken)
         return with_dropout(x, labels, self.dropout, seed, first)
 
@@ -349,11 +356,12 @@ class RecommenderTask(LinearTask):
 def with_dropout(
     histories: Matrix, labels: Matrix, dropout: float, seed: int | np.uint64, first: int = 0
 ) -> tuple[Matrix, Matrix]:
-    """Apply dropout to histories (B, items); return them, and the labels with their weights.
+    """Return histories (B, items) after dropout, and the labels (B, items) with weights.
 
-    `histories` and `labels` have the same sparsity pattern. Remaining entries are scaled up, so
-    that the expectation is unchanged. `first` is the number of entries in the preceding rows of the
-    batch: an entry gets the same random number, however the batch is split among calls.
+    `histories` and `labels` have the same sparsity pattern. Remaining entries of the histories are
+    scaled up, so that the expectation is unchanged. Items that remain get a smaller label weight.
+    `first` is the number of entries in the preceding rows of the batch: with it, an entry gets the
+    same random number, however the batch is split among calls.
     """
     is_kept = uniform_slice(np.uint64(seed), first, histories.nnz) >= dropout
     inputs = select_entries(histories, is_kept)
@@ -371,24 +379,25 @@ def as_interactions(name: str, value: Any, num_items: int | None = None) -> Matr
         )
 
     matrix.sum_duplicates()
-    # store float32 if that is exact, for half the memory; computations use float64
+    # store weights as float32 if that is exact, which halves the memory; computations use float64
     if all(np.array_equal(chunk, chunk.astype(np.float32)) for chunk in _array_chunks(matrix.data)):
         matrix.data = matrix.data.astype(np.float32)
     return matrix
 
 
 def _array_chunks(array: Any) -> list[Any]:
-    """Return the chunks of an array (E,), which are views."""
+    """Return chunks of an array (E,), as views."""
     return [array[chunk] for chunk in chunks(len(array), _ENTRIES_PER_CHUNK)]
 
 
 def hide_items(
     user_items: Matrix, user_fraction: float, seed: int
 ) -> tuple[Matrix, IntArray, Matrix]:
-    """Hide a fifth of the items of random users from training, at least one item of each.
+    """Split interactions (users, items): a fifth of the items of random users are hidden.
 
-    The users are a fraction `user_fraction` of those with at least two items. Returns the remaining
-    interactions (users, items), the chosen users (k,), and their hidden items (k, items).
+    At least one item of each chosen user is hidden. The users are chosen among those with at least
+    two items; `user_fraction` is the chosen fraction of them. Returns the remaining interactions
+    (users, items), the chosen users (k,), and their hidden items (k, items).
     """
     eligible = np.flatnonzero(np.diff(user_items.indptr) > 1)
     users = np.sort(held_out_order(eligible, seed)[: int(np.ceil(user_fraction * len(eligible)))])
@@ -401,9 +410,9 @@ def hide_items(
     for chunk in entry_chunks(user_items):
         example_ids, entries = row_of_each_entry(user_items, chunk)
         random_keys = random.random(len(example_ids))
-        order = np.lexsort((random_keys, example_ids))  # by user, then in random order
+        order = np.lexsort((random_keys, example_ids))  # by user; items of a user in random order
 
-        # rank of each item in the random order of its user's items
+        # rank of each entry in the random order of its user's items, from 0
         num_items = np.diff(user_items.indptr[chunk.start : chunk.stop + 1])
         starts = np.cumsum(num_items) - num_items
         item_rank = np.empty(len(example_ids), np.int64)
@@ -430,14 +439,15 @@ def normalized_graph(user_items: Matrix) -> Matrix:
 
     def positive_weights(entries: slice) -> FloatArray:
         scaled: FloatArray = user_items.data[entries].astype(np.float64) / max_weight
-        return np.maximum(scaled, np.finfo(np.float64).tiny)  # so that no degree is 0
+        # at least the smallest normal number, so that no degree is 0
+        return np.maximum(scaled, np.finfo(np.float64).tiny)
 
     for chunk in row_chunks:
         example_ids, entries = row_of_each_entry(user_items, chunk)
         user_degrees[chunk] = np.bincount(
             example_ids, positive_weights(entries), chunk.stop - chunk.start
         )
-        # in sequence, so that the order of additions does not depend on the chunks
+        # `add.at` adds in the order of the entries, so that sums do not depend on the chunks
         np.add.at(item_degrees, user_items.indices[entries], positive_weights(entries))
 
     for chunk in row_chunks:
@@ -452,9 +462,10 @@ def normalized_graph(user_items: Matrix) -> Matrix:
 def item_singular_vectors(
     graph: sparse.csr_array, dim: int, seed: int, rank: int | None = None
 ) -> Rows:
-    """Return the right singular vectors (items, r) of the r <= dim largest singular values.
+    """Return the right singular vectors (items, r) of the r largest singular values of a graph.
 
-    `rank` is an upper bound of the rank of the graph, by default the smaller of its dimensions.
+    r is the smaller of `dim` and `rank`. `rank` is an upper bound of the rank of the graph, by
+    default the smaller of its dimensions.
 
     The method is the randomized range finder of Halko, Martinsson and Tropp (2011), "Finding
     structure with randomness", algorithm 4.4. It uses `graph` (users, items) only in sparse
@@ -470,7 +481,8 @@ def item_singular_vectors(
     for _ in range(_POWER_ITERATIONS):
         basis, _ = np.linalg.qr(sparse_product(transpose, sparse_product(graph, basis)))
 
-    # `eigh` sorts by the squares of the singular values, ascending; squares are precise enough here
+    # The eigenvalues are the squares of the singular values, ascending. Squares are precise enough,
+    # because small singular values are not used.
     small_matrix = sparse_product(graph, basis)
     _, vectors = np.linalg.eigh(small_matrix.T @ small_matrix)
     directions: Rows = basis @ vectors[:, ::-1][:, :num_directions]
@@ -510,8 +522,8 @@ class HeldOut:
 def user_vectors(embedding: Linear, histories: Any) -> Rows:
     """Return the user vectors (B, d), of norm 1, for `histories`, a CSR matrix (B, items).
 
-    The vector is the embedding of the normalised history, divided by its norm. For an empty history
-    it is the normalised intercept.
+    A user vector is the embedding of the history (divided by its norm), again divided by its norm.
+    For an empty history it is the intercept of the embedding, divided by its norm.
     """
     users: Rows = np.empty((histories.shape[0], embedding.parameters["intercept"].size), np.float32)
     for chunk in chunks(len(users), _USERS_PER_CHUNK):
@@ -526,10 +538,10 @@ def transposed(graph: Matrix) -> Matrix:
 
 
 def propagated(items: Rows, user_sums: Rows, weight: float) -> Rows:
-    """Return the propagated item vectors ``items + weight * user_sums``, (items, d).
+    """Return the item vectors (items, d) after propagation, ``items + weight * user_sums``.
 
-    `user_sums` (items, d) holds, for each item, the sum of its users' vectors with the weights of
-    `normalized_graph`.
+    `user_sums` (items, d) holds, for each item, the weighted sum of its users' vectors; the weights
+    are the entries of `normalized_graph`.
     """
     if weight == 0.0:
         return items
