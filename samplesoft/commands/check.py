@@ -123,7 +123,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft check``; return 0 if the loss follows ``--scheme`` without mistakes, else 1.
 
-    Without ``--scheme`` the loss may follow any scheme.
+    Without ``--scheme``, returns 0 if the loss follows any scheme without mistakes.
     """
     check_figure_format(options)
     # Output of the user's code goes to stderr, so that stdout has only the report. Calls of
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr), np.errstate():
         loss = _load_object("module:function", options.loss, options)
         proposal = _load_proposal(options)
-        # again: outputs must not overwrite the modules that are now loaded
+        # check again, now that the user's modules are loaded: outputs must not overwrite them
         check_files(options)
         values = given_options(options, check_loss) | {"loss": loss, "proposal": proposal}
 
@@ -150,18 +150,18 @@ def run(options: argparse.Namespace) -> int:
 def _call_and_explain_errors(check: Callable[[], Any], options: argparse.Namespace) -> Any:
     """Return ``check()``; raise ValueError, with an explanation, if the user's code raises.
 
-    The command then exits with status 2, which differs from the status of a wrong loss.
+    For a ValueError the command exits with status 2; the status of a wrong loss is 1.
     """
     try:
         return check()
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # this includes SystemExit, whose status would seem to judge the loss
+        # also catches SystemExit, because its status could be mistaken for a verdict on the loss
         frames = frames_of_user(error)
         if frames is None:
             if isinstance(error, (MemoryError, OSError, OverflowError, TypeError, ValueError)):
-                raise  # the message is meant for users
+                raise  # an error of samplesoft with a message for users
 
             traceback.print_exc()  # a bug in samplesoft, not in the loss
             raise ValueError(
@@ -192,7 +192,7 @@ def _show_traceback(error: BaseException, options: argparse.Namespace) -> None:
 
 
 def _load_proposal(options: argparse.Namespace) -> Any:
-    """Return the value of ``--proposal``: a name in `NAMED_PROPOSALS`, or the object it names."""
+    """Return the proposal of ``--proposal``: a name in `NAMED_PROPOSALS`, or an imported object."""
     text = options.proposal
     if ":" in text:
         return _load_object("--proposal", text, options)
@@ -200,12 +200,15 @@ def _load_proposal(options: argparse.Namespace) -> Any:
 
 
 def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
-    """Import and return the object ``module:name``; the module may be in the current folder."""
+    """Import and return the object that `text`, ``module:name``, names.
+
+    The module may be in the current folder. `option` is the name of the option in errors.
+    """
     module, _, name = text.partition(":")
     if not (module and name):
         raise ValueError(f"{option} must be written module:name, got {text!r}.")
 
-    # as `python -m` does; console scripts start without the current folder on the path
+    # add the current folder to the path, as `python -m` does; console scripts start without it
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
@@ -225,7 +228,7 @@ def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
         return attrgetter(name)(loaded)
     except AttributeError:
         raise ValueError(f"{option} must name something in {module!r}, got {name!r}.") from None
-    except Exception as error:  # raised by a property or the module's __getattr__
+    except Exception as error:  # a property, or the module's __getattr__, may raise anything
         _show_traceback(error, options)
         raise ValueError(
             f"{option} must name something in {module!r}, got {name!r}: {_describe_error(error)}."
@@ -233,13 +236,13 @@ def _load_object(option: str, text: str, options: argparse.Namespace) -> Any:
 
 
 def _import_error_location(error: BaseException) -> str:
-    """Return " in FILE, line N" for the place where an import failed.
+    """Return the text " in FILE, line N" for the line at which an import failed.
 
-    The place is in the user's code if possible. Returns an empty text if the message of the error
-    names the place, or if no place is known.
+    It is the last line in the user's code, or else in a library. Returns an empty text if the
+    message of the error names the line, or if no line is known.
     """
     if isinstance(error, SyntaxError) and error.filename:
-        return ""  # the message has the location already
+        return ""  # the message of a SyntaxError names file and line
 
     skipped = (os.path.dirname(os.__file__), os.path.abspath(__file__), "<frozen")
     frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
@@ -253,7 +256,7 @@ def _import_error_location(error: BaseException) -> str:
 
 
 def _import_advice(module: str, error: BaseException) -> str:
-    """Return advice for the user, as text, if `module` could not be imported."""
+    """Return advice, as a text for the user, on a `module` that could not be imported."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if module.endswith(".py") or "/" in module or "\\" in module:
         return "run the command in its folder, and pass its name without folders and .py."

@@ -27,7 +27,7 @@ class _Path(str):
     _description: ClassVar[str]
 
     def __new__(cls, text: str) -> Self:
-        """Raise if the text is empty, which happens with a shell variable that is not set."""
+        """Return the path; raise if the text is empty, for example from an unset shell variable."""
         if not text:
             raise argparse.ArgumentTypeError(f"expected {cls._description}, got {text!r}")
         return super().__new__(cls, text)
@@ -55,8 +55,8 @@ class OutputFolder(_Path):
 def check_files(options: argparse.Namespace) -> None:
     """Raise ValueError unless all outputs are writable, and distinct from inputs and each other.
 
-    Two paths also count as the same file if one is a link to the other, if they are spelled
-    differently, or if the file system ignores their different case. Source files of all loaded
+    Two paths are the same file even if one is a link to the other, if they are spelled differently,
+    or if they differ in case and the file system ignores case. The source files of all loaded
     modules count as inputs.
     """
     inputs: list[tuple[str, InputFile]] = [*_options_of_type(options, InputFile)]
@@ -106,7 +106,7 @@ def check_files(options: argparse.Namespace) -> None:
 
 def check_folder(option: str, folder: str | Path) -> None:
     """Raise ValueError unless `folder` is writable, or can be created."""
-    # check the nearest folder that exists, in which the missing folders would be created
+    # if the folder does not exist, its nearest existing parent must be writable
     existing = Path(folder)
     while not os.path.exists(existing) and existing != existing.parent:
         existing = existing.parent
@@ -120,7 +120,7 @@ def check_folder(option: str, folder: str | Path) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write `value` as JSON."""
+    """Write `value` as JSON to the file `path`."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
@@ -132,12 +132,15 @@ def _options_of_type(options: argparse.Namespace, kind: type[Any]) -> Iterator[t
 
 
 def flag(name: str) -> str:
-    """Return the option, such as ``--num-sampled``, for the attribute `name` of the namespace."""
+    """Return the flag, such as ``--num-sampled``, of an attribute such as ``num_sampled``."""
     return f"--{name.replace('_', '-')}"
 
 
 def _check_file(option: str, path: str, folders: list[tuple[str, OutputFolder]]) -> None:
-    """Raise ValueError unless a file can be written to `path`, whose folder may be in `folders`."""
+    """Raise ValueError unless a file can be written to `path`.
+
+    The file's folder may be missing if it is one of `folders`, which the command creates.
+    """
     problem = None
     if os.path.isdir(path):
         problem = "it is a folder"
@@ -147,7 +150,7 @@ def _check_file(option: str, path: str, folders: list[tuple[str, OutputFolder]])
         problem = "the file there may not be changed"
     elif not _can_write(Path(path)):
         parent = os.path.dirname(os.path.abspath(path))
-        # a missing folder is allowed if the command creates it
+        # no problem if the folder is missing, and the command creates it
         if os.path.exists(parent) or not any(_is_same(parent, folder) for _, folder in folders):
             problem = "no file can be created there"
 
@@ -163,7 +166,7 @@ def _can_write(path: Path) -> bool:
     try:
         with suppress(FileNotFoundError):
             path.lstat()
-        # create a file, because Windows reports every folder as writable
+        # try to create a file, because Windows reports every folder as writable
         with draft_path(path) as draft:
             draft.touch()
         discard_draft(draft)
@@ -192,15 +195,15 @@ def _check_sources(files: list[tuple[str, OutputFile]]) -> None:
             )
 
 
-# names of one file -------------------------------------------------------------------------------
+# whether two paths name the same file ------------------------------------------------------------
 
 
 class _ResolvedPath(NamedTuple):
-    """A path without links: its last folder or file that exists, and the names after it."""
+    """A path without links, split after the last folder or file on it that exists."""
 
-    existing: str
+    existing: str  # path of that folder or file
     identity: tuple[int, int]  # device and inode of `existing`
-    missing_names: tuple[str, ...]
+    missing_names: tuple[str, ...]  # names after `existing`, which do not exist
 
 
 def _resolve_path(path: str) -> _ResolvedPath:
@@ -213,13 +216,13 @@ def _resolve_path(path: str) -> _ResolvedPath:
 
 
 def _device_and_inode(path: str | Path) -> tuple[int, int]:
-    """Return device and inode of a file, which identify it, as in `os.path.samefile`."""
+    """Return the device and the inode of a file, which identify it, as in `os.path.samefile`."""
     status = os.stat(path)
     return status.st_dev, status.st_ino
 
 
 def _is_same(path: str, other: str) -> bool:
-    """Return whether two paths name the same file, which need not exist."""
+    """Return whether two paths name the same file, even if it does not exist yet."""
     resolved = _resolve_path(path)
     other_resolved = _resolve_path(other)
     return resolved.identity == other_resolved.identity and _missing_names_match(
@@ -228,7 +231,10 @@ def _is_same(path: str, other: str) -> bool:
 
 
 def _is_inside(path: str, file: str) -> bool:
-    """Return whether `path` would be inside `file` if that were a folder, as in a.json/b.json."""
+    """Return whether `path` needs a folder where the output `file` will be, as a.json/b.json does.
+
+    `file` does not exist yet.
+    """
     resolved_file = _resolve_path(file)
     resolved_path = _resolve_path(path)
     if resolved_file.identity != resolved_path.identity or not resolved_file.missing_names:
@@ -237,9 +243,9 @@ def _is_inside(path: str, file: str) -> bool:
 
 
 def _missing_names_match(first: _ResolvedPath, second: _ResolvedPath, length: int) -> bool:
-    """Return whether all missing names of `first` equal the first `length` ones of `second`.
+    """Return whether the missing names of `first` equal the first `length` of those of `second`.
 
-    Names may differ in case if the file system ignores it.
+    If the file system ignores case, the names may differ in case.
     """
     names = first.missing_names
     others = second.missing_names[:length]
@@ -261,5 +267,5 @@ def _ignores_case(folder: str) -> bool:
         with tempfile.NamedTemporaryFile(prefix=".a", dir=folder) as probe:
             name = Path(probe.name)
             return name.with_name(name.name.swapcase()).exists()
-    except OSError:  # the folder is not writable, which is reported elsewhere
+    except OSError:  # the folder is not writable, which other checks report
         return False

@@ -23,9 +23,10 @@ from samplesoft.reports.report import Report
 def value_parser(
     expected: str, is_valid: Callable[[Any], bool], convert: Callable[[str], Any] = float
 ) -> Callable[[str], Any]:
-    """Return a parser that converts a text by `convert`, and accepts values that pass `is_valid`.
+    """Return a parser of option values: it converts a text, and raises unless the value is valid.
 
-    `expected` describes valid values in errors.
+    `convert` converts the text, `is_valid` tests the value, and `expected` describes valid values
+    in errors.
     """
 
     def parse(text: str) -> Any:
@@ -85,7 +86,10 @@ draw_counts = list_parser(draw_count)
 
 
 def given_options(options: argparse.Namespace, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return, by name, the options that are parameters of a function or class, and not None."""
+    """Return, by name, the options that are parameters of `function`, and that are not None.
+
+    `function` may also be a class.
+    """
     values = {name: getattr(options, name, None) for name in signature(function).parameters}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -125,11 +129,11 @@ class Option:
     flag: str | None = None
 
 
-Options = Mapping[str, Option]  # keys: attributes of the argparse namespace
+Options = Mapping[str, Option]  # options by their attribute of the argparse namespace
 
 
 def add_options(group: Any, options: Options) -> None:
-    """Add the options of a table to a parser or group."""
+    """Add all `options` to `group`, an argparse parser or argument group."""
     for name, option in options.items():
         arguments: dict[str, Any] = {"default": option.default, "required": option.required}
         if option.switch == "on":
@@ -143,7 +147,7 @@ def add_options(group: Any, options: Options) -> None:
         group.add_argument(option.flag or flag(name), dest=name, help=option.help, **arguments)
 
 
-# the value is the argument of `samplesoft._executors.open_executor`
+# its value is passed to `samplesoft._executors.open_executor`
 SCHEDULER = Option(
     "distribute the examples over workers: threads, processes, or the address of a Dask "
     "scheduler, such as tcp://10.0.0.1:8786; results are the same",
@@ -152,7 +156,7 @@ SCHEDULER = Option(
 )
 
 
-# files of a report -------------------------------------------------------------------------------
+# files to which a report is written --------------------------------------------------------------
 
 _REPORT_FILE_HELP = {
     "json": "write the whole report to FILE as JSON",
@@ -183,11 +187,11 @@ def check_figure_format(options: argparse.Namespace) -> None:
 def write_and_show_report(
     options: argparse.Namespace, report: Report, settings: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a report to the files of the options, and print it.
+    """Write a report to the files that the options name, and print it.
 
     The HTML page lists `settings` and the options.
     """
-    # write the files first, because printing may fail
+    # write the files before printing, because printing may fail
     for name, path in _report_paths(options).items():
         if name == "json":
             write_json(path, report.to_dict())
@@ -201,12 +205,12 @@ def write_and_show_report(
 
 
 def _report_paths(options: argparse.Namespace) -> dict[str, str]:
-    """Return the paths of the given options for report files."""
+    """Return, by option name, the paths of the report files that the user has asked for."""
     return {name: path for name in _REPORT_FILE_HELP if (path := getattr(options, name, None))}
 
 
 def _report_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return names and values of the options that influence the content of a report."""
+    """Return, by name, the values of the options that influence the content of a report."""
     excluded = (*_REPORT_FILE_HELP, "command", "run", "details", "scheduler")
     return {
         name: value
@@ -217,7 +221,7 @@ def _report_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 # printing ----------------------------------------------------------------------------------------
 
-# errors of writing to a closed pipe, also on Windows, or to a closed terminal
+# error numbers when writing to a closed pipe (EINVAL on Windows) or to a closed terminal (EIO)
 _CLOSED_ERRORS = {errno.EPIPE, errno.EINVAL, errno.EIO}
 
 
@@ -230,7 +234,8 @@ def escape_unprintable() -> Iterator[None]:
     """
     previous = []
     for stream in (sys.stdout, sys.stderr):
-        # streams of other types, as in notebooks, accept any text, or `show` handles the error
+        # streams of other types, as in notebooks, have no encoding to change: they accept any text,
+        # or `show` handles the error
         if isinstance(stream, io.TextIOWrapper):
             previous.append((stream, stream.errors))
             stream.reconfigure(errors="backslashreplace")
@@ -239,12 +244,13 @@ def escape_unprintable() -> Iterator[None]:
         yield
     finally:
         for stream, errors in previous:
-            with suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
+            # raised if the reader of the pipe has gone, or the stream is closed
+            with suppress(OSError, ValueError):
                 stream.reconfigure(errors=errors)
 
 
 def show(text: str) -> None:
-    """Print text and flush. If the reader of the pipe, such as `head`, has gone, print nothing."""
+    """Print text and flush; print nothing if stdout is a pipe whose reader, as `head`, has gone."""
     with suppress_closed_pipe():
         try:
             print(text, end="", flush=True)
@@ -269,16 +275,16 @@ def suppress_closed_pipe() -> Iterator[None]:
 
 def discard_stdout() -> None:
     """Redirect stdout to the null device."""
-    # Python flushes its buffer at exit, and would report the closed pipe again
+    # otherwise Python, which flushes its buffer at exit, would report the closed pipe again
     null_device = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_device, sys.stdout.fileno())
     os.close(null_device)
 
 
 def show_list_item(text: str) -> None:
-    """Print a line about finished work as a Markdown list item, unless output is a terminal.
+    """Print a line about finished work as a Markdown list item, unless output is to a terminal.
 
-    A terminal has progress bars instead.
+    A terminal shows progress bars instead.
     """
     if not _on_terminal():
         show(f"- {text}\n")
@@ -287,20 +293,22 @@ def show_list_item(text: str) -> None:
 def show_row(text: str) -> None:
     """Print a row of a report on stderr as soon as it is computed, unless stderr is a terminal.
 
-    The report repeats the rows. But if the run is killed, its log has the rows computed so far.
+    The report contains all rows again. If the run is killed before the report, stderr has the rows
+    that have been computed.
     """
     if sys.stderr is not None and not sys.stderr.isatty():
-        with suppress(OSError, ValueError):  # the stream is closed, or its reader has gone
+        # raised if the stream is closed, or the reader of the pipe has gone
+        with suppress(OSError, ValueError):
             print(f"- {text}", file=sys.stderr, flush=True)
 
 
 def show_report(text: str) -> None:
-    """Print the report, after a blank line if `show_list_item` may have printed lines."""
+    """Print the report; before it a blank line, if `show_list_item` may have printed lines."""
     show(text if _on_terminal() else f"\n{text}")
 
 
 def show_remark(message: str) -> None:
-    """Print a remark on stderr above the progress bars, if stderr is a terminal."""
+    """Print a remark above the progress bars on stderr; do nothing if stderr is no terminal."""
     if _is_terminal(sys.stderr):
         from tqdm import tqdm
 
@@ -313,4 +321,4 @@ def _on_terminal() -> bool:
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty()  # None if it was closed at the start
+    return stream is not None and stream.isatty()  # None if closed when Python started

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         )
 
     inputs, _ = read_inputs(options.input, trained)
-    if options.output:  # written atomically
+    if options.output:  # the file appears only when it is complete
         with (
             atomic_write(options.output) as draft,
             draft.open("w", encoding="utf-8", newline="\n") as stream,
@@ -95,10 +95,10 @@ def _write_predictions(stream: TextIO, inputs: Any, trained: Any, k: int) -> Non
 
             for row in range(len(ids)):
                 if trained.leave_out and not inputs[[chunk.start + row]].nnz:
-                    # a user without items, which the file does not list
+                    # skip a user without items, who has no line in the file
                     continue
 
-                is_candidate = scores[row] > -float("inf")  # excluded items have the score -inf
+                is_candidate = scores[row] > -float("inf")  # items left out have the score -inf
                 line = {
                     name: chunk.start + row,
                     "classes": labels[row][is_candidate].tolist(),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from samplesoft.training.trained import TrainedLinearSoftmax, TrainedSoftmax
 
 
-_LOGIT_OPTIONS = ("logits", "labels")  # options of an input without vectors
+_LOGIT_OPTIONS = ("logits", "labels")  # options for an input of logits, without vectors
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Source:
     title: str  # name of the input in reports
     logits: FloatArray  # (B, n)
     labels: IntArray  # (B,)
-    embeddings: Embeddings | None = None  # if logits are products of vectors
-    counts: FloatArray | None = None  # (n,)
+    embeddings: Embeddings | None = None  # the vectors, if logits are products of vectors
+    counts: FloatArray | None = None  # (n,): count of each class
     tau: float = 1.0
     unit_vectors: bool = False  # True if there are vectors, all of norm 1
 
@@ -90,9 +90,10 @@ _EXTRA_OPTIONS: Options = {
 
 
 def add_source_options(parser: argparse.ArgumentParser, *, examples: int, logits: bool) -> None:
-    """Add the options of `load_source`; unless `logits`, without the options for logits.
+    """Add the options that `load_source` reads to a parser.
 
-    `examples` is the default number of examples.
+    `examples` is the default number of examples. `logits` says whether to add the options for
+    input of logits.
     """
     input_options, extra_options = (
         {name: option for name, option in options.items() if logits or name not in _LOGIT_OPTIONS}
@@ -121,14 +122,17 @@ def check_source_options(options: argparse.Namespace) -> None:
 
 
 def load_source(options: argparse.Namespace) -> Source:
-    """Return ``--examples`` examples of the input, by default from Python's standard library."""
+    """Return ``--examples`` examples of the input that the options name.
+
+    The default input is the source text of Python's standard library.
+    """
     with progress_phase(True, "reading the input"):
         return _read_source(options)
 
 
 def _read_source(options: argparse.Namespace) -> Source:
     if options.logits:
-        # without vectors, samplers that use vectors cannot be tried
+        # this source has no vectors, so samplers that need vectors cannot be tried
         logits, labels = load_logits(options.logits, options.labels)
         num_examples = options.examples
         title = f"logits of {options.logits}"
@@ -141,7 +145,7 @@ def _read_source(options: argparse.Namespace) -> Source:
             title += f", examples of {options.input}"
 
         source = _source_from_vectors(title, trained.embeddings, trained.tau)
-        if trained.absolute:  # logits |o| are not products of vectors
+        if trained.absolute:  # pass no vectors, because logits |o| are not products of vectors
             logits = np.abs(source.logits)
             return Source(f"{title}, |o|", logits, source.labels, counts=source.counts)
         return source
@@ -155,7 +159,7 @@ def _read_source(options: argparse.Namespace) -> Source:
         title = f"Python {version}'s library"
         if options.corpus:
             title = f"text of {options.corpus}"
-        # the default is a text that every installation has, so that a first call needs no file
+        # the default is a text that every installation has, so that the command works without files
         tokens = read_tokens(options.corpus) if options.corpus else stdlib_tokens()
         vectors = examples_from_corpus(tokens, **sampling)
         title += f" ({len(tokens):,} tokens)"
@@ -188,7 +192,7 @@ def _load_trained(options: argparse.Namespace) -> TrainedSoftmax:
 
     if not options.input:
         trained = read_examples(options.checkpoint)
-        # a checkpoint stores 300 contexts; exact values need only a few
+        # take only --examples of the 300 contexts that a checkpoint stores
         embeddings = trained.embeddings.take(options.examples, options.seed)
         return replace(trained, embeddings=embeddings)
 

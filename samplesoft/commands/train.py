@@ -39,7 +39,7 @@ from samplesoft.training.run_folder import train_in_locked_folder
 
 _NOT_SAVED = ("command", "run", "out", "resume", "json", "scheduler")
 _MAY_CHANGE = ("epochs", "patience", "train", "test")  # options that may change with --resume
-# keys by which log lines at the end of an epoch are recognised
+# keys that only the log line at the end of an epoch has
 _EPOCH_KEYS = {"epoch", "train_loss", "validation_loss", "examples_per_second"}
 
 
@@ -75,20 +75,21 @@ def run(options: argparse.Namespace) -> int:
     if options.resume:
         require_run(out)
 
-    # connect first, to report a wrong address before the data are read, which may take minutes
+    # connect to the cluster before reading the data, which may take minutes, so that a wrong
+    # address is reported at once
     with open_dask_client(options.scheduler) as workers, ExitStack() as lock:
         try:
             return _train_and_report(options, out, workers, lock)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_interrupt_advice(options)) from None
-        except RuntimeError as error:  # a worker of the sharded layer was lost
+        except RuntimeError as error:  # raised if a worker of the sharded layer is lost
             raise ChildProcessError(str(error)) from error
 
 
 def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock: ExitStack) -> int:
     """Train in the folder `out`, which `lock` reserves for this process, and print a report."""
     is_new = not out.exists()
-    # fails at once if another process trains in the folder
+    # lock an existing folder first: this fails at once if another process trains in it
     if not is_new:
         lock.enter_context(locked(out))
 
@@ -108,7 +109,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
     with progress_phase(True, f"preparing {options.out}"):
         task = make_task(model, options, workers)
 
-    # locked only now, so that a call with invalid options creates no folder
+    # a new folder is created and locked only now, so that invalid options create no folder
     if is_new:
         lock.enter_context(locked(out))
         require_free(out)
@@ -119,12 +120,12 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
         if value is not None and name not in _NOT_SAVED
     }
 
-    # the options of the original run, except for those that may change
+    # a resumed run keeps its saved options, except for those that may change
     if saved:
         changes = {name: saved_values[name] for name in _MAY_CHANGE if name in saved_values}
         saved_values = saved | changes
 
-    # a resumed run that Python started has no saved options
+    # if a run that Python started is resumed, it has no saved options, and none are written
     if saved or not options.resume:
         write_json(out / OPTIONS, saved_values)
 
@@ -137,7 +138,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
     show_list_item(line)
     show_list_item(f"{task.resolved(settings)}")
 
-    # remaining time is estimated from the epochs of this process
+    # estimate the remaining time only from epochs of this process, not from those before --resume
     estimate = TimeEstimate(settings.epochs, done)
 
     def show_epoch(line: dict[str, Any]) -> None:
@@ -148,7 +149,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
     progress = train_in_locked_folder(out, task, settings, None, options.resume, show_epoch)
     records = _epoch_lines(read_log(out / LOG))
 
-    # the report is on the best epoch, but the parameters in memory are those of the last epoch
+    # load the parameters of the best epoch for the report; in memory are those of the last epoch
     if not (out / BEST).exists():
         raise FileNotFoundError(
             f"{BEST}, with the parameters of the best epoch, is missing from {str(out)!r}; copy "
@@ -158,7 +159,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
     load_parameters(out / BEST, task)
     best_record = next((line for line in records if line["epoch"] == progress.best_epoch), {})
 
-    # the loss is in the checkpoint, the other metrics only in the log
+    # metrics of the best epoch come from the log; its loss comes from the checkpoint
     metrics = without_prefix("validation", best_record, "_")
     results: dict[str, Any] = {
         "config": task.config(),
@@ -180,7 +181,7 @@ def _train_and_report(options: argparse.Namespace, out: Path, workers: Any, lock
 
 
 def _saved_options(options: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """Return the saved options of the run in ``--out``, which a resumed run keeps; {} if none."""
+    """Return the options saved in the file `path`, which a resumed run keeps; {} without a file."""
     try:
         saved = dict(read_json(path.read_bytes())) if path.exists() else {}
     except (TypeError, ValueError):
@@ -226,7 +227,7 @@ def _epoch_columns(headline_metric: str) -> list[Column]:
 
 
 def _format_epoch(line: dict[str, Any], headline_metric: str) -> str:
-    """Format the log line of an epoch for printing, without its speed."""
+    """Return the log line of an epoch as a text to print, without examples per second."""
     epoch, *values, _ = (
         (column.title, column.cell_text(line)) for column in _epoch_columns(headline_metric)
     )

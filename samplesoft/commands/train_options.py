@@ -1,6 +1,6 @@
 """Options of ``samplesoft train xc`` and ``items``, and the training task made from them.
 
-Most options set a field of `RetrievalSettings` or `Settings`, and their help names its default.
+Most options set a field of `RetrievalSettings` or `Settings`. Their help names the field's default.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from samplesoft.training.schedules import (
 )
 from samplesoft.training.settings import Settings
 
-# options that have no effect for a loss without draws
+# options that are refused for a loss without draws, because they would have no effect
 DRAW_OPTIONS = (
     "sampler",
     "num_sampled",
@@ -57,28 +57,29 @@ DRAW_OPTIONS = (
 )
 DEFAULTS = {"epochs": 20, "optimizer": "adagrad"}
 
-# file in the run folder; --resume reads the options of the run from it
+# file in the run folder with the options of the run, which --resume reads
 OPTIONS = "options.json"
 DATA = {"train": "training data", "test": "data to evaluate at the end"}
 
 
 class RunFolder(OutputFolder):
-    """The folder of a training run, as the value of an option."""
+    """The folder of a training run, given as the value of an option."""
 
     files = (BEST, CHECKPOINT, LOCK, LOG, OPTIONS)
 
 
 @dataclass(frozen=True)
 class ModelCommand:
-    """The properties in which ``train xc`` and ``train items`` differ."""
+    """The properties of ``train xc`` or ``train items`` in which the two commands differ."""
 
     help: str
     description: str
     line_format: str  # format of the lines of input files
-    # validation metric printed for each epoch, in addition to the loss
+    # the validation metric that is printed for each epoch, next to the loss
     headline_metric: str
     dropout: float  # default of --dropout
-    # makes the task from the files "train" and, optionally, "test", the settings, and the workers
+    # function that makes the task from the paths of the files "train" and, optionally, "test", from
+    # the settings, and from the workers of a cluster
     make_task: Callable[[dict[str, str], RetrievalSettings, Any], RetrievalTask]
 
 
@@ -110,7 +111,7 @@ def _make_items_task(
 ) -> RetrievalTask:
     data = {name: load_interactions(path) for name, path in files.items()}
     shape = tuple(max(matrix.shape[axis] for matrix in data.values()) for axis in range(2))
-    # each file may have users and items that the other lacks
+    # the two files may have different users and items: enlarge both matrices to a common shape
     interactions = enlarged_to_shape(data["train"], shape)
     task = RetrievalTask(interactions, interactions, settings, leave_out=True, workers=workers)
     if "test" in data:
@@ -321,7 +322,7 @@ _RUN_OPTIONS: Options = {
 
 
 def add_model_options(parser: argparse.ArgumentParser, model: ModelCommand) -> None:
-    """Add the options of data and model; options that are not given are None."""
+    """Add the options for the data and the model to a parser; options not given are None."""
     for name, description in DATA.items():
         text = f"{description}: {model.line_format}; also .gz, .xz, .bz2"
         add_options(parser, {name: Option(text, parse=InputFile, metavar="FILE")})
@@ -329,7 +330,7 @@ def add_model_options(parser: argparse.ArgumentParser, model: ModelCommand) -> N
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the run; options that are not given are None."""
+    """Add the options for the training run to a parser; options not given are None."""
     add_options(parser.add_argument_group("run"), _RUN_OPTIONS)
 
 
@@ -339,7 +340,7 @@ def make_task(model: ModelCommand, options: argparse.Namespace, workers: Any) ->
     loss = LOSSES[values.get("loss", RetrievalSettings.loss)]
     if options.no_embedding:
         refuse_useless_options(values, ["embedding_dim"], "--no-embedding")
-        # the default sampler needs embedded inputs
+        # replace the default sampler, which needs embedded inputs, by "unigram"
         values = {**({"sampler": "unigram"} if loss.draws else {}), **values, "embedding_dim": None}
     else:
         refuse_useless_options(values, ["alpha"], "an embedding, but is for --no-embedding")
@@ -351,7 +352,7 @@ def make_task(model: ModelCommand, options: argparse.Namespace, workers: Any) ->
     files = {}
     for name in DATA:
         if getattr(options, name) is not None:
-            # absolute, because --resume may be called from another folder
+            # an absolute path is saved, because --resume may be called from another folder
             files[name] = str(Path(getattr(options, name)).resolve())
             setattr(options, name, files[name])
 
@@ -359,7 +360,7 @@ def make_task(model: ModelCommand, options: argparse.Namespace, workers: Any) ->
 
 
 def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
-    """Return the settings made from option values; errors name options, not Python arguments.
+    """Return the settings for option values; errors name the options, not Python arguments.
 
     `sharded` says whether class vectors are on the workers of a cluster.
     """
@@ -377,7 +378,7 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
             refuse_useless_options(values, ["update_every"], with_text)
     else:
         refuse_useless_options(values, DRAW_OPTIONS, f"--loss {loss}, which draws nothing")
-        # the defaults of these settings are for losses with draws
+        # the default sampler and number of draws are for losses with draws
         values = {**values, "sampler": None, "num_sampled": None}
 
     try:
@@ -385,7 +386,7 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
         if sharded:
             require_shardable(settings)
         return settings
-    except ValueError as error:  # its message names Python arguments
+    except ValueError as error:  # replace the Python arguments in its message by options
         names = "|".join(field.name for field in fields(RetrievalSettings))
         message = re.sub(f"`({names})`", lambda name: flag(name[1]), str(error))
         raise ValueError(message) from None
@@ -403,10 +404,10 @@ def refuse_useless_options(values: dict[str, Any], useless: Iterable[str], with_
 
 
 def training_settings(options: argparse.Namespace) -> Settings:
-    """Return the training settings; raise if the learning rate is not given and has no default."""
+    """Return the training settings; raise if there is no learning rate, given or by default."""
     values = {**DEFAULTS, **given_options(options, Settings)}
     if "learning_rate" not in values:
-        # optimizers that are not in the table have no default
+        # optimizers that are not in the table have no default learning rate
         rates = DEFAULT_RATES_ON_INPUTS if options.no_embedding else RATES
         optimizer = values["optimizer"]
         if optimizer not in rates:

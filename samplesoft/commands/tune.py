@@ -46,9 +46,9 @@ _LIMIT_OPTIONS: Options = {
 
 
 def _measurement_options() -> Options:
-    """Return the options of the measurement.
+    """Return the options of ``samplesoft tune`` about what to measure.
 
-    They are made when called, so that they include samplers that were registered after import.
+    A function makes them, so that samplers registered after import are included.
     """
     return {
         "samplers": Option(

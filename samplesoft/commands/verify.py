@@ -41,7 +41,7 @@ from samplesoft.verification.bounds import PARAMETER_BLOCKS
 from samplesoft.verification.verify import verify
 
 DEFAULT_SAMPLERS = ("uniform", "log-uniform", "unigram", "softmax", "quadratic", "rff")
-_SAMPLER_FIELDS = ("nu", "num_features")  # fields of `SamplerInputs` that are options
+_SAMPLER_FIELDS = ("nu", "num_features")  # fields of `SamplerInputs` that options set
 _VECTOR_OPTIONS: Options = {
     "tau": Option(
         "inverse temperature of the logits tau h . c (default "
@@ -61,7 +61,7 @@ _VECTOR_OPTIONS: Options = {
         metavar="N",
     ),
 }
-# Compiles the kernels of `verify` that take longest to compile and are needed last.
+# Python script that compiles the kernels of `verify` that take longest and are needed last
 _COMPILE_SCRIPT = """
 import sys, numpy as np
 from samplesoft import monte_carlo_bias
@@ -74,9 +74,9 @@ monte_carlo_bias(np.zeros(2), 0, np.full(2, 0.5), 2, num_trials=2, scheme=sys.ar
 
 
 def _verification_options() -> Options:
-    """Return the options of the verification.
+    """Return the options of ``samplesoft verify`` about what to verify.
 
-    They are made when called, so that they include schemes and samplers registered after import.
+    A function makes them, so that schemes and samplers registered after import are included.
     """
     return {
         "samplers": Option(
@@ -149,8 +149,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run ``samplesoft verify``.
 
-    The exit status is 0 if Monte Carlo agrees with the exact values and the finite-m bounds hold,
-    1 if not.
+    Returns the exit status: 0 if Monte Carlo agrees with the exact values and the finite-m bounds
+    hold, 1 if not.
     """
     _check_options(options)
     with open_executor(options.scheduler) as executor, _compile_ahead(options.scheme):
@@ -161,10 +161,11 @@ def run(options: argparse.Namespace) -> int:
 def _compile_ahead(scheme: str) -> Iterator[None]:
     """Compile kernels of `verify` in another process during the body of ``with``, to save time.
 
-    The body loads them from the kernel cache on disk. Does nothing if the cache has them already.
+    The body then loads the kernels from the cache on disk. Does nothing if the cache already has
+    them, if kernels are not cached, or with a single thread.
     """
     kernel: Any = sums_at_nodes
-    # also None if no folder is writable
+    # None if kernels are not compiled, or no folder for the cache is writable
     cache = kernel.stats.cache_path if COMPILES else None
     if cache is None or num_threads() < 2 or any(Path(cache).glob("*.sums_at_nodes-*.nbi")):
         yield
@@ -194,8 +195,8 @@ def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -
         tau=source.tau, **sampler_arguments, **vector_arguments, **sampler_fields
     )
 
-    # default samplers without the required data are left out; for samplers of --samplers, missing
-    # data raise an error
+    # Default samplers whose data the input lacks are left out of the report. If --samplers names
+    # such a sampler, an error is raised.
     left_out: dict[str, str] = {}
     if options.samplers is None:
         reasons_by_sampler = {
@@ -264,7 +265,7 @@ def _check_options(options: argparse.Namespace) -> None:
             "class_embeddings need vectors: use --corpus or --embeddings."
         )
 
-    # checked now, because reading the input takes seconds
+    # checked before reading the input, which takes seconds
     min_draws = SCHEMES[options.scheme].min_draws
     if min(options.num_sampled) < min_draws:
         raise ValueError(

@@ -292,7 +292,7 @@ def _checked_state_array(name: str, state: Mapping[str, Array]) -> Array:
 
 
 def as_epsilon(name: str, value: Any) -> float:
-    """Return `value` as a float; raise unless it stays above 0 in float32, without underflow."""
+    """Return `value` as a float; raise unless it is large enough to be a normal float32 number."""
     number = as_nonnegative(name, value)
     if number < _MIN_EPSILON:
         raise ValueError(f"`{name}` must be at least {_MIN_EPSILON}, got {value}; 1e-8 is usual.")

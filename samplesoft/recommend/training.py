@@ -305,10 +305,10 @@ def _train_model(
 def _initialise_from_singular_vectors(
     model: LinearSoftmax, graph: Matrix, rank: int, seed: int
 ) -> None:
-    """Set the vectors of items to their rows of the right singular vectors, divided by their norms.
+    """Set the vector of each item to its row of the right singular vectors, scaled to norm 1.
 
     The singular vectors are those of the graph (users, items). Items without users keep their
-    random vectors. Dimensions beyond `rank` keep small random values.
+    random vectors. Dimensions without a singular vector get small random values.
     """
     directions = item_singular_vectors(graph, model.class_vectors().shape[1], seed, rank)
     norms = np.sqrt(np.einsum("ij,ij->i", directions, directions, dtype=np.float64))
@@ -481,8 +481,8 @@ def item_singular_vectors(
     for _ in range(_POWER_ITERATIONS):
         basis, _ = np.linalg.qr(sparse_product(transpose, sparse_product(graph, basis)))
 
-    # The eigenvalues are the squares of the singular values, ascending. Squares are precise enough,
-    # because small singular values are not used.
+    # The eigenvalues are the squares of the singular values, ascending. Squares lose half of the
+    # digits, which is precise enough for initial vectors.
     small_matrix = sparse_product(graph, basis)
     _, vectors = np.linalg.eigh(small_matrix.T @ small_matrix)
     directions: Rows = basis @ vectors[:, ::-1][:, :num_directions]
