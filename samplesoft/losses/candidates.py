@@ -1,7 +1,8 @@
 """Validate draws, score labels and draws, and backpropagate to contexts and class vectors.
 
-The vectors of the classes that occur are copied into a block of rows. The cost of norms, gradients
-and sums over duplicates depends on the size of that block, and not on the number of classes n.
+The vectors of the labels and of the drawn classes are copied into a block of rows. The cost of
+norms, gradients and sums over duplicates depends on the size of that block, not on the number of
+classes n.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class CandidateScores:
     are a matrix product.
     """
 
-    label_scores: FloatArray  # (P,): computed in the dtype of the vectors
+    label_scores: FloatArray  # (P,): float64, but computed in the dtype of the vectors
     sampled_scores: Rows  # (B, m): one row for each example, whose pairs share it
     example_ids: IntArray  # (P,): example of each pair
     block: Rows  # (r, d): class vectors, divided by their norms if the loss normalises

@@ -118,7 +118,7 @@ class FullSoftmaxLoss(Loss):
     def _forward_masked(
         self, batch: Batch, label_scores: FloatArray, label_weights: FloatArray, signs: Any
     ) -> tuple[FloatArray, _ForwardState]:
-        """Return losses (B,) and state, for labels that compete only with classes that are none."""
+        """Return losses (B,) and state if labels compete only with classes that are not labels."""
         targets = batch.targets
         max_scores, total = self._max_and_exp_sum_of_others(batch, LabelPositions(targets))
         max_scores[total == 0.0] = 0.0  # was -inf, because all classes are labels
@@ -301,10 +301,10 @@ def gradients_by_blocks(
 
 
 def label_scores_and_signs(loss: Loss, batch: Batch, draw: Draw | None) -> tuple[FloatArray, Any]:
-    """Return the label scores (P,), and their signs for an absolute loss.
+    """Return the label scores (P,), and the factor of the derivatives in them.
 
-    For an absolute loss, these are the absolute scores and the signs (P,) of the scores; otherwise
-    the scores and the number 1. Raises if a draw is given, because the loss sums over all classes.
+    The factor is 1. For an absolute loss, returns the absolute label scores, and their signs (P,)
+    as the factor. Raises if a draw is given, because the loss sums over all classes.
     """
     if draw is not None:
         raise TypeError(

@@ -53,8 +53,8 @@ class GBCELoss(LogisticLoss):
     that are not uniform.
 
     **When to use it.** If scores should be probabilities of classes, and draws are few. [1]_
-    recommends 0.75 with hundreds of draws for each example. It divides the loss by m + 1, a factor
-    that Adam and Adagrad cancel; this class does not, like `NegativeSamplingLoss`. If q allows
+    recommends 0.75 with hundreds of draws for each example. The paper divides the loss by m + 1, a
+    factor that Adam and Adagrad cancel; this class and `NegativeSamplingLoss` do not. If q allows
     an estimate of the sum over all classes, sampled softmax makes better use of the same draws.
 
     References

@@ -43,8 +43,8 @@ class BPRLoss(SampledLoss):
     [1]_ draws one class, uniformly, for each pair of example and label. The mean over more draws
     has the same expectation and less variance. With uniform draws it is a smooth bound of the
     label's mean rank, and weighs all ranks equally. Use it to compare with published results. For
-    top-k lists, sampled softmax with the same number of draws is better and faster, as figures of
-    `samplesoft.recommend.SampledSoftmaxRecommender` show. Each pair of label and draw needs a
+    top-k lists, sampled softmax with the same number of draws is better and faster; see the section
+    "Losses and draws of the recommender" of docs/benchmarks.md. Each pair of label and draw needs a
     logarithm, so that time grows with the number of labels of an example.
 
     References

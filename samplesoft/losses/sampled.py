@@ -226,7 +226,7 @@ class SampledLoss(Loss):
         if counts_draws_once:
             keeps_label_hits = keeps_other_hits = keeps_label_hits and keeps_other_hits
 
-        # search for accidental hits only if there are any and some kind of them must be masked
+        # search for accidental hits only if a label is drawn and hits must be masked or counted
         hit_starts = hit_stops = hit_columns = num_hits = cached_zeros(label_logits.shape[0])
         if scores.candidate_table[0, -1] > 0 and not (keeps_label_hits and keeps_other_hits):
             hit_starts, hit_stops, hit_columns = find_accidental_hits(
@@ -468,7 +468,7 @@ def losses_and_derivatives(
                 d_sampled,
             )
 
-        # waking a thread costs more than a smaller job
+        # a job has several chunks, because waking a thread for each chunk costs more than it saves
         pairs_per_example = -(-num_pairs // len(sampled_scores))
         examples_per_job = max(1, _CHUNKS_PER_JOB * max_pairs // pairs_per_example)
         thread_for_each(differentiate_examples, chunks(len(sampled_scores), examples_per_job))

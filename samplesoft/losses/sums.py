@@ -47,10 +47,11 @@ class OneVsEachLoss(SampledLoss):
 
     Notes
     -----
-    **When to use it.** With few draws from a proposal far from the softmax, for which the bias of
-    sampled softmax is harmful. The gradient of a draw is at most its weight :math:`1 / (m q_j)`,
-    however far its score is above the label's. In ``figures/unbiased_training.py``, training with
-    20 uniform draws of 2,000 classes reaches a softmax loss of 3.26, with sampled softmax 5.31.
+    **When to use it.** If the draws are few and the proposal is far from the softmax, so that the
+    bias of sampled softmax is harmful. The gradient in a draw's score is at most the draw's weight
+    :math:`1 / (m q_j)`, however far the score is above the label's. In
+    ``figures/unbiased_training.py``, training with 20 uniform draws of 2,000 classes reaches a
+    softmax loss of 3.26 with this loss, and of 5.31 with sampled softmax.
     With many draws, or with a better proposal, sampled softmax reaches a lower loss, because this
     bound is a different objective. For unconstrained scores, such as a table of contexts and
     classes, the minimum of the bound also has log-probabilities as scores: all its logistic
@@ -58,7 +59,8 @@ class OneVsEachLoss(SampledLoss):
     and are affected by all n classes, also by classes that do not compete with the label.
 
     At equal scores the loss is :math:`(n - 1) \log 2`, not :math:`\log n`. Gradients are therefore
-    larger than for a softmax, and learning rates should be smaller, in that figure by 10 / n.
+    larger than for a softmax, and learning rates should be smaller: in that figure, by a factor
+    of 10 / n.
     The optimal q for the gradient in h is proportional to
     :math:`|c_j - c_t| / (1 + e^{o_t - o_j})`, flatter than the softmax.
 
@@ -123,11 +125,11 @@ class DoubleSumLoss(SampledLoss):
     optimal u is at least :math:`\log(1 + e^{o_j - o_t})` for every j. If u is more than `slack`
     below this bound for the highest-scoring draw, `forward` raises it to the bound, which limits
     the gradient of a draw to :math:`e^{\text{slack}}` times its weight. Raised values are in
-    ``cache.batch.log_sums``; value and gradients are computed at them. Raising never overshoots the
-    optimal u. It lowers the objective for any draws, and the next step continues from the raised
-    value. But it depends on the draws, so that means over draws are unbiased only if no draw raises
-    u. This is so once u is within `slack` of the bound for the highest score of all classes, as the
-    optimal u is.
+    ``cache.batch.log_sums``; value and gradients are computed at the raised values. Raising never
+    overshoots the optimal u. It lowers the objective for any draws, and the next step continues
+    from the raised value. But it depends on the draws, so that means over draws are unbiased only
+    if no draw raises u. No draw does so if u is at most `slack` below the bound for the highest
+    score of all classes. The optimal u is at least that bound.
 
     **Steps of u.** ``u -= rate * d`` is a step of gradient descent, with d the derivative of the
     example's loss, which is at most 1 but may be very negative. ``u += log1p(-rate * d)`` agrees
@@ -137,9 +139,9 @@ class DoubleSumLoss(SampledLoss):
     **When to use it.** If examples recur often, so that u can track the vectors, and the bias of
     sampled softmax does not average out. A stale u multiplies the mean gradient of an example by
     :math:`e^{u^* - u}`, and does not change its direction. The variance equals that of an
-    importance estimate, which grows with the largest :math:`e^{o_j} / q_j`; sampled softmax is
-    limited by the sum of its draws. For few draws it is below the variance of `MultilevelLoss`; see
-    ``figures/unbiased.py``.
+    importance estimate, which grows with the largest :math:`e^{o_j} / q_j`; in sampled softmax the
+    sum over the draws, as the denominator, limits the effect of such a draw. For few draws the
+    variance is below that of `MultilevelLoss`; see ``figures/unbiased.py``.
 
     References
     ----------
@@ -232,7 +234,7 @@ class DoubleSumLoss(SampledLoss):
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
         sums = batch.log_sums
-        if sums is None:  # for example because a `SoftmaxLayer` called, which does not pass them
+        if sums is None:  # for example if called by a `SoftmaxLayer`, which does not pass them
             raise TypeError(
                 "`log_sums` must be given to DoubleSumLoss.forward, a number for each example of "
                 "the batch, got None; start from numpy.log(num_classes)."

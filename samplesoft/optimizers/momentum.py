@@ -29,7 +29,7 @@ def momentum_rows(
         row = parameters[ids[i]]
         velocity = states[0][ids[i]]
         for c in range(len(row)):
-            # Polyak's step is eta v, and gradient_rate is 0; Nesterov's is eta g + eta mu v
+            # Polyak's step is eta v, so gradient_rate is 0; Nesterov's step is eta g + eta mu v
             velocity[c] = momentum * velocity[c] + gradient[c]
             row[c] -= gradient_rate * gradient[c] + velocity_rate * velocity[c]
 
