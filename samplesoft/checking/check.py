@@ -45,14 +45,17 @@ from samplesoft.checking.spread import (
 )
 
 CandidateName = tuple[str, str | None]  # scheme and fault
-# probability that the right candidate is excluded by any test of `check_loss`
+# probability that the tests of one `check_loss` together exclude the right candidate
 ALPHA = 1e-4
-_MIN_CALLS = {True: 2048, False: 8192}  # calls before a verdict: with a gradient, without
-# means with a larger skewness are not tested; about eleven draws of a rare class give 0.3
+# smallest number of calls before a verdict: for losses with a gradient (True), and without
+_MIN_CALLS = {True: 2048, False: 8192}
+# Means with a larger skewness are not tested. A mean that depends on about eleven draws of a rare
+# class has a skewness of 0.3.
 _MAX_SKEWNESS = 0.3
-# distances that differ by less, in standard errors, count as equal
+# candidates whose ``|z|`` differ by less than this count as equally near
 _TIE_STDERRS = 2.0
-# observed over predicted standard error: if it is smaller, rare draws did not occur
+# The standard error in a test is at least this fraction of the predicted one: the observed one is
+# too small if rare draws did not occur.
 _MIN_STDERR_RATIO = 0.5
 
 
@@ -217,7 +220,7 @@ def check_loss(
     max_calls = as_count("calls", calls)
     key = stream_key(rng)
 
-    # 1. make four examples on which schemes differ
+    # 1. make a problem of four examples on which the means of different schemes differ
     tau = as_positive("tau", tau)
     biases = as_flag("biases", biases)
     make_test_problem = partial(
@@ -240,7 +243,7 @@ def check_loss(
             drawing_loss = make_drawing_loss(loss, problem.q, problem.labels, problem.tau, exclude)
         return Observer(drawing_loss, problem, m, key, max_calls, relative_rounding)
 
-    # 2. observe the results of the loss on them
+    # 2. call the loss on this problem, and observe its results
     observer = make_observer(problem, max_calls)
     if observer.divides_by_norms:
         problem = make_test_problem(has_unit_vectors=True)
@@ -257,7 +260,7 @@ def check_loss(
         scores = _sort_scores(scores)
         ordinary: tuple[str, ...] = ()
 
-        # 5. test the candidates without a mistake on problems that magnify small mistakes
+        # 5. test the allowed candidates on extreme problems, which magnify small mistakes
         for extreme, calls_of_extreme in extreme_problems(proposal, problem, m, key):
             names_left = surviving_names(scores, extreme)
             faultless = _faultless_schemes(names_left)
@@ -273,7 +276,7 @@ def check_loss(
                 and not _any_allowed(extreme_scores, faultless=True)
                 and observer.is_random
             ):
-                # try the less simple candidates too, because no simpler one fits here
+                # no simple candidate fits on the extreme problem: try the less simple ones too
                 new_scores = _sort_scores(test_until_decided(observer, bar, names_left))
                 new_names_left = surviving_names(new_scores, extreme)
                 new_extreme_scores = test_on_extreme(
@@ -303,7 +306,7 @@ def check_loss(
         gradient_biases = best.expected.d_logits - full_means.d_logits
         gradient_bias = float(np.abs(gradient_biases).sum(axis=1).mean())
 
-    # name candidates with the same means together
+    # names of all allowed candidates, including those whose means are equal
     allowed = [
         candidate.name
         for score in scores
@@ -315,7 +318,7 @@ def check_loss(
     if observer.num_gradients and not best.allowed:
         observed_losses = observed.select_values(slice(len(problem.labels)))
 
-        # leave out candidates with in-batch negatives, whose means are those of other batches
+        # leave out candidates with in-batch negatives, whose means are for other batches
         comparable = [
             candidate for candidate in scores if len(candidate.means) == len(observed.means)
         ]
@@ -351,12 +354,12 @@ def check_loss(
 
 
 def _any_allowed(scores: list[Candidate], faultless: bool) -> bool:
-    """Return whether any candidate is allowed; with `faultless`, any candidate without a fault."""
+    """Return whether a candidate is allowed; with `faultless`, one that has no fault."""
     return any(score.allowed and (score.fault is None or not faultless) for score in scores)
 
 
 def surviving_names(scores: list[Candidate], problem: Problem) -> set[CandidateName]:
-    """Return the names of the allowed candidates that can be tested on `problem`."""
+    """Return the names (scheme, fault) of allowed candidates that can be tested on `problem`."""
     names = {
         candidate.name
         for score in scores
@@ -370,10 +373,10 @@ def surviving_names(scores: list[Candidate], problem: Problem) -> set[CandidateN
 def test_until_decided(
     observer: Observer, bar: Any, excluded: AbstractSet[CandidateName] = frozenset()
 ) -> list[Candidate]:
-    """Call the loss until one candidate is left or all calls were made; return tested candidates.
+    """Call the loss until at most one candidate is left, and return all tested candidates.
 
-    A candidate is not allowed if its name and the names of all its equivalents are in `excluded`.
-    The progress bar `bar` counts the calls.
+    The calls also end if `observer.max_calls` were made. A candidate is not allowed if its name and
+    the names of all its equivalents are in `excluded`. The progress bar `bar` counts the calls.
     """
     scores: list[Candidate] = []
 
@@ -421,7 +424,7 @@ def test_until_decided(
 
 
 def _faultless_schemes(names: set[CandidateName]) -> tuple[str, ...]:
-    """Return the schemes of the candidates in `names` that have no fault."""
+    """Return the schemes that are in `names` (pairs of scheme and fault) without a fault."""
     return tuple(scheme for scheme in ESTIMATORS if (scheme, None) in names)
 
 
@@ -430,7 +433,7 @@ def test_on_extreme(
 ) -> list[Candidate]:
     """Test the candidates in `names_left` on the observer's extreme problem; return them sorted.
 
-    If no candidate fits, candidates for `schemes` with other proposals and with fitted constants
+    If no candidate fits, candidates for `schemes` that have another proposal or a fitted constant
     are tested too. The list is empty if no candidate can be tested on the problem, or if `schemes`
     is empty.
     """
@@ -464,10 +467,10 @@ def test_on_extreme(
 
 
 def exclude_refuted(scores: list[Candidate], other_scores: list[Candidate]) -> list[Candidate]:
-    """Return `scores`, with `allowed` set to False for the candidates that `other_scores` refutes.
+    """Return `scores`, with `allowed` set to False for candidates that fail on another problem.
 
-    `other_scores` are the results on another problem. A candidate is refuted if there are results
-    with its name or the name of an equivalent, and none of these results is allowed.
+    `other_scores` are the candidates tested on the other problem. A candidate fails there if its
+    name, or the name of one of its equivalents, was tested there and was never allowed.
     """
     updated = []
     for score in scores:
@@ -488,9 +491,9 @@ def exclude_refuted(scores: list[Candidate], other_scores: list[Candidate]) -> l
 def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
     """Decide whether a gradient factor of 1 / B is a constant or depends on the batch size B.
 
-    The loss is called on batches of half the size, in which a factor of 1 / B doubles. Returns the
-    candidate with the fault ``"divided_by_batch"`` or ``"gradient_scaled"``; other candidates are
-    returned unchanged.
+    The loss is called on batches of half the size, in which a factor of 1 / B doubles. Returns
+    `best` with the fault ``"divided_by_batch"`` or ``"gradient_scaled"``, or unchanged if its
+    gradient has no factor of 1 / B.
     """
     if not (best.allowed and best.sums and observer.num_gradients):
         # for in-batch negatives, `InBatchCandidates` has decided already
@@ -521,10 +524,10 @@ def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
 
 
 def _sort_scores(scores: list[Candidate]) -> list[Candidate]:
-    """Return the candidates sorted: allowed first, then by number of faults, then by distance.
+    """Return the candidates sorted: allowed first, then by number of faults, then by ``|z|``.
 
-    Among the best candidates with about the same distance, the order of `FAULTS` and `ESTIMATORS`
-    decides.
+    If several of the best candidates have about the same ``|z|``, they are in the order of `FAULTS`
+    and `ESTIMATORS`.
     """
 
     def fit_key(candidate: Candidate) -> tuple[bool, int, float]:
@@ -557,8 +560,8 @@ def _sort_scores(scores: list[Candidate]) -> list[Candidate]:
 def classify_deterministic(observer: Observer) -> list[Candidate]:
     """Return the tested candidates for a loss that is the same for all seeds.
 
-    Such a loss can be the full softmax, or have in-batch negatives. Otherwise, or if only its
-    gradient is wrong, raise ValueError.
+    Such a loss can be the full softmax, or have in-batch negatives, with or without a mistake. If
+    it is neither, or if its losses are right and its gradient is not, ValueError is raised.
     """
     observed = observer.means()
     known = known_candidates(observer)
@@ -633,9 +636,9 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
 
 
 def z_limit(observed: Observed) -> float:
-    """Return the limit for ``|z|``; a right candidate exceeds it with probability `ALPHA`.
+    """Return the limit that a right candidate's largest ``|z|`` exceeds with probability `ALPHA`.
 
-    Bonferroni's correction covers all means, and all times that they are tested.
+    Bonferroni's correction is for the number of means, times the number of tests of each mean.
     """
     num_tests = len(observed.means)
     if observed.squared_losses is not None:
@@ -646,7 +649,7 @@ def z_limit(observed: Observed) -> float:
 def score_candidate(candidate: Candidate, observed: Observed) -> Candidate:
     """Test a candidate on observed means; return it with `z` and `allowed` set.
 
-    `observed` contains all K means, or only the first E of them, the means of the losses.
+    `observed` contains all K means, or only the means of the E losses, which are the first.
     """
     num_values = len(observed.means)
     limit = z_limit(observed)
@@ -676,8 +679,8 @@ def score_squared_losses(
     """Test the mean squares of single losses for a candidate whose means are allowed.
 
     `expected` holds the predicted means (E,) of ``(loss - centre)**2``, and the spread of these
-    squares. Returns the candidate with `z`, `allowed` and `sd_ratio` set; unchanged if `expected`
-    is None.
+    squares. Returns the candidate with `z`, `allowed` and `sd_ratio` set. If `expected` or the
+    observed squares are None, the candidate is returned unchanged.
     """
     if expected is None or observed.squared_losses is None:
         return candidate
@@ -705,10 +708,10 @@ def _max_z_and_allowed(
     observed: Observed,
     limit: float,
 ) -> tuple[float, bool]:
-    """Return the largest ``|z|`` of the predicted means, and whether all are within their limits.
+    """Return the largest ``|z|`` of the predicted means, and whether each is within its limit.
 
-    A standard error is at least half the one that `spread` predicts. Means that are too skewed for
-    a limit have z = 0.
+    A standard error is taken to be at least half the one that `spread` predicts. Means that are too
+    skewed to be tested get z = 0.
     """
     stderrs = observed.stderrs
     skewness = np.abs(observed.skewness)
@@ -722,12 +725,12 @@ def _max_z_and_allowed(
     # skewness of the mean over the calls
     skewness = skewness / np.sqrt(observed.num_calls)
 
-    # z is the difference beyond rounding, in standard errors
+    # z is the difference minus the rounding bound, in standard errors
     rounding = observed.rounding_bounds + relative_error * (observed.magnitudes + np.abs(means))
     excess = np.maximum(np.abs(observed.means - means) - rounding, 0.0)
     z = np.where(excess > 0.0, np.inf, 0.0)
     np.divide(excess, stderrs, out=z, where=stderrs > rounding * 1e-3)
-    z[skewness > _MAX_SKEWNESS] = 0.0  # no limit is known for such a mean
+    z[skewness > _MAX_SKEWNESS] = 0.0  # too skewed for the limits below
 
     # limits for slightly skewed means, by the Cornish-Fisher expansion for Student's t
     limits = limit + skewness * (2.0 * limit**2 + 1.0) / 6.0

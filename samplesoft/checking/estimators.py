@@ -24,7 +24,7 @@ OF_ALL = "the sum includes classes that are never drawn"
 
 
 class DrawLogProbs(NamedTuple):
-    """Log-probabilities of the classes, from which the correction of a logit is computed.
+    """Log-probabilities of the classes, from which the corrections of their logits are computed.
 
     Attributes
     ----------
@@ -36,7 +36,8 @@ class DrawLogProbs(NamedTuple):
     log_inclusion : ndarray, shape (E, n)
         Log-probability that a class is among the draws.
     log_num_draws : float
-        Log of the number of draws m; 0 if the sum is divided by the number of accepted draws.
+        Log of the number of draws m; 0 if the sum over draws is divided by the number of accepted
+        draws, so that m is not in the correction.
     labels : ndarray of int, shape (E,)
         The labels.
     """
@@ -48,37 +49,37 @@ class DrawLogProbs(NamedTuple):
     labels: IntArray
 
 
-# Returns two terms whose sum is the log of the expected number of draws of each class: (E, n) and
-# a number, such as log q and log m.
+# Returns the log of the expected number of draws of each class as two terms, which are to be added:
+# an array (E, n) such as log q, and a number such as log m.
 ExpectedCounts = Callable[[DrawLogProbs], tuple[FloatArray, float]]
-# Returns the correction (E, n), which is subtracted from the logits, as a function of both terms.
+# Takes these two terms, and returns the correction (E, n) that is subtracted from the logits.
 Correction = Callable[[FloatArray, float], FloatArray]
 
 
 def log_counts_of_repeated(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
-    """Return log q and log m, whose sum is the log of the expected count of independent draws."""
+    """Return log q and log m: independent draws contain a class m q times on average."""
     return drawn.log_one_draw, drawn.log_num_draws
 
 
 def log_counts_of_set(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
-    """Return the log of the probability that a set contains a class, and 0.
+    """Return the log of the expected count of each class in a drawn set, and 0 as second term.
 
-    A set contains a class at most once, so that the sum of both is the log of the expected count.
+    A set contains a class at most once, so that the expected count is the inclusion probability.
     """
     return drawn.log_inclusion, 0.0
 
 
 def right_correction(log_q: FloatArray, log_num_draws: float) -> FloatArray:
-    """Return log(m q), which eq. 5 of Rawat et al. (2019) subtracts from the logit of a draw."""
+    """Return the right correction log(m q), by eq. 5 of Rawat et al. (2019)."""
     return log_q + log_num_draws
 
 
 class Weighting(NamedTuple):
-    """The weights by which losses, gradients in h and gradients in class vectors are multiplied.
+    """Which weights multiply the losses, the gradients in h, and those in class vectors.
 
-    Each is ``"own"``, the weight of the example; ``"first"``, the weight of the first example; or
-    ``"none"``. `label_fraction` multiplies the term of the label in the gradient in the class
-    vectors; it should be 1.
+    Each of the three is ``"own"``, the weight of the example itself, which is right; ``"first"``,
+    the weight of the first example; or ``"none"``. `label_fraction` multiplies the term that the
+    label adds to the gradient in its class vector; it should be 1.
     """
 
     losses: str = "own"
@@ -92,10 +93,11 @@ OWN_WEIGHTS = Weighting()
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
-    """The steps by which a loss is computed from its draws; a fault replaces some of the steps.
+    """A sampled loss, described by the steps that compute it from its draws.
 
-    Calling the estimator with a problem, a number of draws and the size of the batch returns its
-    random sums S, see `SampledSum`. The loss is log S minus the label's logit.
+    A fault is a mistake that replaces some of the steps. Calling the estimator with a problem, a
+    number of draws and the size of the batch returns the random sums S of the loss, see
+    `SampledSum`. The loss is log S minus the label's logit.
 
     Attributes
     ----------
@@ -107,20 +109,21 @@ class Estimator:
         independent inclusion of each class; ``"all"`` for the full softmax; and ``""`` for labels
         of the batch, or if there is no closed form.
     extra_draws : int
-        Number of draws minus the m of the correction.
+        Number of draws minus the m of the correction log(m q); 0 if the loss is right.
     log_expected_counts : callable
-        Computes the log of the expected number of draws of each class, as two terms.
+        Computes the log of the expected number of draws of each class, as two terms to be added.
     correction : callable
-        Computes from both terms the correction that is subtracted from the logits.
+        Computes from these two terms the correction that is subtracted from the logits.
     corrects_draws : bool
         Whether the logits of draws are corrected.
     divides_by_count : bool
-        If `hits` is ``"counted"``: whether the sum over draws is divided by the number of accepted
-        draws.
+        Whether the sum over draws is divided by the number of accepted draws, which are not hits.
+        It is used only if `hits` is ``"counted"``.
     multiplies_correction_by_tau : bool
         Whether the correction is multiplied by tau, which is a mistake.
     label_correction : float
-        The correction of the label's logit, as a multiple of the correction of its draws.
+        The correction of the label's logit, as a multiple of the correction that the logit of a
+        draw of the same class gets.
     label_weight : float
         Factor of the label's term in the sum.
     label_bias_factor : int
@@ -134,12 +137,12 @@ class Estimator:
         ``"previous"`` or ``"first"`` the label of that row is masked instead, and with ``"any"``
         the labels of all rows.
     hit_penalty, hit_constant : float or None
-        Number that is subtracted from the logits of masked hits, or their constant logit. With
-        None their logit is -inf.
+        Number that is subtracted from the logits of masked hits; and constant logit of masked hits.
+        If both are None, masked hits have the logit -inf, which is right.
     reduction : str
         ``"sum"``: the loss is log S minus the label's logit. ``"jackknife"``: the jackknife of this
-        loss. ``"logistic"``: a sum of logistic losses of label and draws. ``"twice"``: the first
-        draw is in S twice. ``"one hit less"``: all hits except one are in S.
+        loss. ``"logistic"``: a sum of logistic losses, one for the label and one for each draw.
+        ``"twice"``: the first draw is in S twice. ``"one hit less"``: all hits except one are in S.
     detaches_draws : bool
         Whether no gradient flows through the logits of draws.
     divides_loss_by_batch, divides_gradient_by_batch : bool
@@ -147,9 +150,10 @@ class Estimator:
     weighting : Weighting
         How losses and gradients of the examples are weighted.
     corrects_by_tries : bool
-        Whether draws without replacement are corrected by the number of tries that they took.
+        Whether the correction of draws without replacement uses the number of tries, as in
+        TensorFlow: classes are drawn with replacement until m different ones are found.
     sums_all_classes : bool
-        Whether the full softmax includes classes with q = 0.
+        Whether the full softmax includes classes with q = 0, which are never drawn.
     """
 
     name: str
@@ -186,7 +190,7 @@ class Estimator:
 
     @property
     def counts_accepted_draws(self) -> bool:
-        """Whether hits are rejected, and the sum is over a random number of accepted draws."""
+        """Whether accidental hits are rejected: the number of accepted draws is then random."""
         return self.hits == "counted"
 
     @property
@@ -201,7 +205,7 @@ class Estimator:
 
     @property
     def corrects_distinct_draws(self) -> bool:
-        """Whether draws without replacement are corrected, and hits are not rejected."""
+        """Whether draws are without replacement, corrected, and hits are not rejected."""
         return self.corrects_draws and self.draws == "distinct" and not self.counts_accepted_draws
 
     @property
@@ -211,34 +215,34 @@ class Estimator:
 
     @property
     def sums_repeated_draws(self) -> bool:
-        """Whether independent draws are summed, without a jackknife or a random divisor."""
+        """Whether S is a sum over independent draws, without jackknife and random divisor."""
         is_plain = self.reduction != "jackknife" and not self.counts_accepted_draws
         return self.draws == "repeated" and is_plain
 
     @property
     def is_log_of_sum(self) -> bool:
-        """Whether the loss is the log of a sum over independent draws."""
+        """Whether the loss is the log of a sum over independent draws, not a logistic loss."""
         return self.sums_repeated_draws and self.reduction != "logistic"
 
     @property
     def masks_hits(self) -> bool:
-        """Whether accidental hits have no weight in the sum."""
+        """Whether accidental hits are masked, so that they have no weight in the sum."""
         return self.hits == "masked"
 
     @property
     def has_label_in_sum(self) -> bool:
-        """Whether S always contains a term for the label, in addition to draws of it."""
+        """Whether S always contains a term for the label, even if the label is not drawn."""
         return self.has_draws and self.label_weight > 0.0 and self.reduction != "logistic"
 
     # the random sums ------------------------------------------------------------------------------
 
     def __call__(self, problem: Problem, num_sampled: int, batch: int) -> list[SampledSum]:
-        """Return the sums S on a problem, each with its probability.
+        """Return the random sums S of the loss on a problem, each with its probability.
 
-        Most losses have one sum. With a correction by the number of tries there is one sum for each
-        number of tries. For sets from which a drawn label is removed there are two sums: given a
-        hit, and given none. The list is empty if the loss is undefined on this problem, or if a
-        fault has no effect there.
+        Most losses have one sum. If the correction uses the number of tries, there is one sum for
+        each number. If a drawn label is removed from a set, there are two sums: one if the label is
+        not drawn, and one if it is. The list is empty if the loss is undefined on this problem, or
+        if a fault has no effect on it.
         """
         if not self.draws or (self.label_bias_factor > 1 and problem.biases is None):
             return []
@@ -279,15 +283,16 @@ class Estimator:
         log_draw_probs = log_q
         excludes_label = self.excludes_label and self.draws != "independent"
 
-        # conditional on "not the label"
+        # make the probabilities of a draw conditional on "not the label"
         if self.counts_accepted_draws or excludes_label:
             log_draw_probs = log_q - np.log(-np.expm1(log_q[rows, labels]))[:, None]
             log_draw_probs[rows, labels] = -np.inf
 
-        # distribution of the draws, which is q if hits are drawn first and then rejected
+        # probabilities of the draws; if hits are drawn and then rejected, draws follow q itself
         probs = np.exp(log_draw_probs if excludes_label else log_q)
 
-        # without replacement, inclusion probabilities are conditional on whether the label is drawn
+        # If hits are removed from a drawn set, S has one distribution for sets with the label and
+        # another for sets without it.
         conditioned_label = (
             labels if self.counts_accepted_draws and self.draws == "distinct" else None
         )
@@ -303,7 +308,7 @@ class Estimator:
                 (m if tries is None else tries) * np.log1p(-np.exp(log_draw_probs))
             )
 
-            # as in TensorFlow: m q if no try failed
+            # as in TensorFlow: if m tries gave m different classes, the expected count is m q
             if tries is not None:
                 inclusion = np.where(tries == m, m * np.exp(log_draw_probs), inclusion)
 
@@ -320,12 +325,12 @@ class Estimator:
             with np.errstate(divide="ignore"):
                 log_inclusion = np.log(inclusion)
 
-            # accepted draws are divided by their number, so that m is not in the correction
+            # if the sum is divided by the number of accepted draws, m is not in the correction
             log_num_draws = 0.0 if divides_by_count else float(np.log(m))
             drawn = DrawLogProbs(log_draw_probs, log_q, log_inclusion, log_num_draws, labels)
             label_logit, log_label_mass, logits = self.label_and_draw_logits(problem, drawn)
 
-            # the loss is undefined if a correction is log 0, or if S may be empty
+            # the loss is undefined if a correction is NaN, or if S may be 0
             may_be_empty = self.draws == "independent" or bool(
                 (draw_probs[logits == -np.inf] > 0.0).any()
             )
@@ -356,10 +361,11 @@ class Estimator:
     def label_and_draw_logits(
         self, problem: Problem, drawn: DrawLogProbs
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the label's logit (E,), the log of its term in S (E,), and draws' logits (E, n).
+        """Return the logits of labels and draws, after all corrections and masks.
 
-        The loss is log S minus the label's logit. In the logits of draws, the entry of the label is
-        the logit of an accidental hit.
+        Returns the label's logit (E,), which is subtracted from log S; the log (E,) of the label's
+        term in S; and the logits (E, n) that draws of each class have. The entry of the label in
+        the last is the logit of an accidental hit.
         """
         labels = problem.labels
         rows = np.arange(len(problem.labels))
@@ -386,7 +392,7 @@ class Estimator:
             "first": labels[0],
         }
 
-        # adjacent rows are different examples, see `Observer`
+        # the mistake of masking the label of another row, which is another example: see `Observer`
         if self.hits in masked_labels:
             x[rows, masked_labels[self.hits]] = -np.inf
         elif self.hits == "any":
@@ -405,9 +411,9 @@ class Estimator:
     def _label_logits_with_margin(
         self, problem: Problem, logits: FloatArray
     ) -> tuple[FloatArray, FloatArray | float]:
-        """Apply the margin to the logits (E,) of the labels.
+        """Apply the margin of the loss to the logits (E,) of the labels.
 
-        Returns the new logits, and their derivatives with respect to the given ones.
+        Returns the logits with margin, and their derivatives in the logits without it.
         """
         if self.label_angle:
             biases = 0.0 if problem.biases is None else problem.biases[problem.labels]
@@ -417,7 +423,7 @@ class Estimator:
         return logits - problem.tau * self.label_margin, 1.0
 
     def _extra_label_bias(self, problem: Problem) -> FloatArray | float:
-        """Return ``label_bias_factor - 1`` times the labels' biases (E,), or 0 without biases."""
+        """Return the biases (E,) that a fault adds to the labels' logits again; 0 if no biases."""
         if problem.biases is None:
             return 0.0
         extra_bias: FloatArray = (self.label_bias_factor - 1) * problem.biases[problem.labels]
@@ -426,15 +432,15 @@ class Estimator:
     def _set_distributions(
         self, probs: FloatArray, num_draws: int, given_label: IntArray | None
     ) -> Sequence[tuple[FloatArray | float, tuple[Sets, ...] | None, FloatArray | None]]:
-        """Return the distribution of the drawn set, as a list of cases.
+        """Return the distribution of the drawn set, as a list of cases with their probabilities.
 
-        A case is (probability of the case, distribution of the set for each of the E examples,
-        number of tries (E, 1)). There is one case, with two exceptions. With `given_label` (E,)
-        there are two: sets without the label, and sets that contain it. If the correction uses the
-        number of tries until the set is full, there is a case for each number. The distributions
-        are None for repeated draws, which `probs` (E, n) describes, and the number of tries is None
-        if the correction does not use it. The list is empty if fewer than m + 1 classes can be
-        drawn without replacement.
+        A case is (probability, one distribution of the set for each of the E examples, number of
+        tries (E, 1)). Usually there is one case. With `given_label` (E,) there are two: sets
+        without the label, and sets that contain it. If the correction uses the number of tries
+        until the set is full, there is a case for each number; otherwise the number is None. For
+        repeated draws, which `probs` (E, n) describes, the distributions are None. The list is
+        empty if draws without replacement have at most `num_draws` classes with a positive
+        probability, or if there are too many numbers of tries.
         """
         if self.draws == "repeated":
             return [(1.0, None, None)]
@@ -469,15 +475,16 @@ class Estimator:
 def _set_distributions_by_tries(
     found: list[tuple[tuple[int, float, Sets], ...]],
 ) -> list[tuple[FloatArray, tuple[Sets, ...], FloatArray]]:
-    """Return the cases of `Estimator._set_distributions`, one for each number of tries.
+    """Return the distribution of the drawn set as a list of cases, one for each number of tries.
 
-    For each example, `found` has one tuple (number of tries, its weight, distribution) per number,
-    or no tuple if there are too many numbers. In this case the list is empty.
+    A case is as in `Estimator._set_distributions`. `found` holds, for each example, one tuple
+    (number of tries, its probability, distribution of the set) per number. It holds no tuple for an
+    example with too many numbers; the list is then empty.
     """
     if not all(found):
         return []
     cases = []
-    for index in range(max(map(len, found))):  # an example with fewer numbers gets weights of 0
+    for index in range(max(map(len, found))):  # examples with fewer numbers get probability 0
         tries, weights, sets = zip(
             *(example_cases[min(index, len(example_cases) - 1)] for example_cases in found),
             strict=True,
@@ -501,18 +508,19 @@ class SampledSum:
     labels : ndarray of int, shape (E,)
         The labels.
     probs : ndarray, shape (E, n)
-        Probability that one draw is a class; with `set_distributions`, that the set contains it.
+        Probability of each class: that one draw is this class; or, with `set_distributions`, that
+        the drawn set contains it.
     logits : ndarray, shape (E, n)
-        Corrected logits of draws; at the label, the logit of an accidental hit. -inf means that a
-        draw has no weight.
+        Corrected logits of draws of each class; -inf means that a draw has no weight. The entry of
+        the label is the logit of an accidental hit.
     log_label_mass, label_logit : ndarray, shape (E,)
-        Log of the term that the label always has in S, and the label's logit in the loss.
+        Log of the label's term that is always in S, and the logit that is subtracted from log S.
     num_draws : int
         Number of draws; 1 for a set; 0 if S contains only the label and always-included classes.
     label_derivative : ndarray, shape (E,), or float
         Derivative of `log_label_mass` and `label_logit` with respect to the label's logit.
     loss_factor, gradient_factor : float
-        Factors of the loss and of its gradient.
+        Factors by which the loss and its gradient are multiplied.
     always_included_logits : ndarray, shape (E, n), or None
         Logits of classes that are always in S in addition to the label, -inf for other classes.
     has_constant_hits : bool
@@ -522,7 +530,7 @@ class SampledSum:
     set_distributions : tuple of Sets or None
         The distribution of the drawn set for each example; None for independent draws.
     probability : ndarray, shape (E,), or float
-        Probability of this sum, if the loss has one of several.
+        Probability of this sum, if S is one of several sums at random.
     """
 
     reduction: str
@@ -552,7 +560,7 @@ class SampledSum:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """A hashable key, which is equal for equal sums."""
+        """All field values as a hashable tuple, which is equal for equal sums."""
         values = (getattr(self, field.name) for field in fields(self))
         return tuple(
             value.tobytes() if isinstance(value, np.ndarray) else value for value in values
@@ -588,7 +596,7 @@ def sum_without_draws(
 
 
 def full_sum(problem: Problem, sums_all_classes: bool = False) -> SampledSum:
-    """Return S of the full softmax, over the classes with q > 0 or over all classes."""
+    """Return the sum S of the full softmax, over all classes or only those with q > 0."""
     rows = np.arange(len(problem.labels))
     others = problem.logits.copy()
     if not sums_all_classes:
@@ -601,7 +609,7 @@ def full_sum(problem: Problem, sums_all_classes: bool = False) -> SampledSum:
 # the list of known estimators ---------------------------------------------------------------------
 
 _SOFTMAX = "it estimates the full softmax loss, with a bias of O(1/m)"
-# if label and draws are corrected alike, the loss gains log(m q) of the label
+# log(m q) is subtracted from the label's logit too, so that the loss is larger by log(m q_label)
 _CANDIDATE = (
     "it estimates the full softmax loss plus log(m q) of the label, which is constant in training, "
     "with a bias of O(1/m)"
@@ -623,7 +631,7 @@ _ONCE = ("negatives", "masked", "candidate", "candidate_masked")
 
 
 def _estimator_of_scheme(scheme: Scheme, **others: Any) -> Estimator:
-    """Return the estimator of a scheme; keyword arguments replace its fields."""
+    """Return the estimator of a scheme; keyword arguments `others` replace its fields."""
     if scheme.jackknife:
         estimand = _JACKKNIFE
     elif scheme.corrects_label:
@@ -655,11 +663,11 @@ def _estimator_without_draws(name: str, estimand: str, draws: str = "") -> Estim
 
 
 def _known_estimators() -> Iterator[Estimator]:
-    """Yield the known estimators; if two fit equally well, the first one is reported."""
+    """Yield the known estimators without mistakes, in the order in which reports prefer them."""
     estimand = "it is the full softmax loss itself, not an estimate"
     yield _estimator_without_draws("full", estimand, draws="all")
     for name, scheme in SCHEMES.items():
-        # keeping hits is a mistake, except without a correction
+        # keeping hits is a mistake if draws are corrected; `negative_sampling_kept` is below
         if name != "kept":
             yield _estimator_of_scheme(scheme)
 
@@ -700,5 +708,5 @@ ESTIMATORS: dict[str, Estimator] = {one.name: one for one in _known_estimators()
 
 
 def estimators_with_draws(*draws: str) -> list[Estimator]:
-    """Return the known estimators whose `draws` is one of the given kinds."""
+    """Return the known estimators with one of the given kinds of `draws`, such as "distinct"."""
     return [one for one in ESTIMATORS.values() if one.draws in draws]

@@ -1,11 +1,11 @@
 """The usual mistakes in a sampled loss, as functions that turn a right estimator into a wrong one.
 
-A new mistake is an entry of `FAULTS` with a description; a remedy; `where`, which tells in which
-estimators the mistake can be made; and `ways`, the functions that make it. Each function is
+To add a mistake, add an entry to `FAULTS` with a description; a remedy; `where`, which tells in
+which estimators the mistake can be made; and `ways`, the functions that make it. Each function is
 ``lambda right: replace(right, field=...)`` with a field of `Estimator`. `check_loss` then tries the
-mistake alone and together with each other mistake, and names it in reports. A test of the mistake
-needs a loss with it in ``tests/checking/twins.py``. Two mistakes that replace the same field
-concern the same step of the loss, and are not tried together.
+mistake alone and together with each other mistake, and names it in reports. To test it, add a loss
+with the mistake to ``tests/checking/twins.py``. Two mistakes that replace the same field of
+`Estimator` concern the same step of the loss, and are not tried together.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class FittedFault:
     apply : callable
         Returns the estimator with the mistake, given the right estimator and the constant.
     grid : ndarray
-        Constants that are tried first; the best one is then refined.
+        Values of the constant that are tried first; the best value is then refined.
     describe : callable
-        Returns the description of a constant for reports.
+        Returns the text that describes a value of the constant in reports.
     """
 
     apply: Callable[[Estimator, float], Estimator]
@@ -43,7 +43,7 @@ class FittedFault:
 
 
 def _always(right: Estimator) -> bool:
-    """Return True: the mistake can be made in any estimator."""
+    """Return True, as the `where` of a mistake that can be made in any estimator."""
     return True
 
 
@@ -56,16 +56,16 @@ class Fault:
     description, remedy : str
         What is wrong, and how to correct it.
     where : callable
-        Returns whether the mistake can be made in a right estimator.
+        Takes a right estimator, and returns whether the mistake can be made in it.
     ways : tuple of callable
-        Functions that return a wrong estimator for the right one. A mistake without `ways` and
-        without `fitted` cannot be described by an estimator alone; its candidates are made in
-        `known`, `fitted`, `families` or `batches` of this package.
+        Functions from the right estimator to a wrong one, one for each form of the mistake. A
+        mistake with neither `ways` nor `fitted` cannot be described by an estimator alone; its
+        candidates are made in `known`, `fitted`, `families` or `batches` of this package.
     fitted : tuple of FittedFault
         Forms of the mistake that have an unknown constant.
     in_gradients : bool
-        Whether the mistake is in the summation of the examples' gradients. Its means then follow
-        from the means of the right estimator, and it is tried after other mistakes.
+        Whether the mistake is made when the gradients of the examples are added up. The means
+        then follow from those of the right estimator, and the mistake is tried after others.
     """
 
     description: str
@@ -76,12 +76,12 @@ class Fault:
     in_gradients: bool = False
 
     def applied_to(self, right: Estimator) -> list[Estimator]:
-        """Return one estimator for each way to make the mistake; empty if it cannot be made."""
+        """Return wrong estimators, one for each of `ways`; none if the mistake cannot be made."""
         return [way(right) for way in self.ways] if self.where(right) else []
 
 
 def changed_fields(right: Estimator, wrong: Estimator) -> dict[str, Any]:
-    """Return the fields in which a wrong estimator differs from the right one, with its values."""
+    """Return the names and values of the wrong estimator's fields that differ from the right."""
     values = {
         field.name: (getattr(wrong, field.name), getattr(right, field.name))
         for field in fields(right)
@@ -90,7 +90,7 @@ def changed_fields(right: Estimator, wrong: Estimator) -> dict[str, Any]:
 
 
 def combine_faults(right: Estimator, one: Estimator, other: Estimator) -> Estimator | None:
-    """Return the estimator with two mistakes; None if both replace the same field."""
+    """Return `right` with the mistakes of two wrong estimators; None if they share a field."""
     first_changes = changed_fields(right, one)
     second_changes = changed_fields(right, other)
     return (
@@ -104,11 +104,12 @@ def combine_faults(right: Estimator, one: Estimator, other: Estimator) -> Estima
 
 
 def _counts_with_shifted_q(by: int) -> ExpectedCounts:
-    """Return a function for log(m q) in which class j has the q of class j - by."""
+    """Return a function for log(m q) that takes for class j the q of class ``j - by``."""
 
     def log_counts(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
         log_q = np.roll(drawn.log_proposal, by, axis=1)
-        # NaN if the mistake has no effect (uniform q) or makes the loss infinite (q = 0 of a draw)
+        # NaN if the mistake has no effect, as for uniform q, or if the loss is infinite because a
+        # class that can be drawn gets q = 0
         is_same = np.array_equal(log_q, drawn.log_proposal)
         if is_same or (np.isneginf(log_q) & (drawn.log_one_draw > -np.inf)).any():
             log_q = np.full_like(log_q, np.nan)
@@ -118,7 +119,7 @@ def _counts_with_shifted_q(by: int) -> ExpectedCounts:
 
 
 def _counts_with_other_m(change: int) -> ExpectedCounts:
-    """Return a function for log((m + change) q), which is NaN if m + change is 0."""
+    """Return a function for ``log((m + change) q)``; it returns NaN if m + change is 0."""
 
     def log_counts(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
         m = round(float(np.exp(drawn.log_num_draws))) + change
@@ -134,7 +135,7 @@ def _counts_given_not_label(drawn: DrawLogProbs) -> tuple[FloatArray, float]:
 
 
 def _counts_with_clipped_q(log_least: float) -> ExpectedCounts:
-    """Return a function for log(m q) with log q clipped at `log_least` from below."""
+    """Return a function for log(m q) in which log q is at least `log_least`."""
     return lambda drawn: (np.maximum(drawn.log_one_draw, log_least), drawn.log_num_draws)
 
 
@@ -143,14 +144,15 @@ def _counts_with_constant_added(log_added: float) -> ExpectedCounts:
     return lambda drawn: (np.logaddexp(drawn.log_one_draw, log_added), drawn.log_num_draws)
 
 
-# grids of unknown constants
-_LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)  # log of a minimum of q, or added to q
-_PENALTIES = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # subtracted from logits of hits
-_LOGITS = np.linspace(-30.0, 6.0, 19)  # logits of masked hits
-_MARGINS = np.linspace(0.05, 1.25, 9)  # margins of cosines, and of angles in radians
+# Values of unknown constants that are tried first:
+# log of the number at which q is clipped, or which is added to q;
+_LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)
+_PENALTIES = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # subtracted from logits of hits;
+_LOGITS = np.linspace(-30.0, 6.0, 19)  # constant logits of masked hits;
+_MARGINS = np.linspace(0.05, 1.25, 9)  # margins of cosines, and of angles in radians.
 
 
-# If several mistakes fit equally well, the report names the first of them: the most frequent one.
+# The most frequent mistakes come first: if several fit equally well, the report names the first.
 FAULTS: dict[str, Fault] = {
     "log_q_added": Fault(
         "log q is added to the logits of draws instead of subtracted from them",

@@ -1,6 +1,7 @@
 """Candidates that are tried if no simple one fits; most have a constant that is fitted.
 
-They have wrong gradients, another proposal, another temperature, or a mistake with a constant.
+Such a candidate has a wrong gradient, another proposal, another temperature, or a mistake with an
+unknown constant.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from samplesoft.checking.problems import NAMED_PROPOSALS, Problem
 def candidates_with_gradient_faults(
     observer: Observer, tested: Iterable[Candidate]
 ) -> Iterator[Candidate]:
-    """Yield the faultless ones of `tested`, with a fault in the summation of gradients."""
+    """Yield the faultless candidates in `tested`, each with each fault in adding up gradients."""
     faults = {name: fault for name, fault in FAULTS.items() if fault.in_gradients}
     for candidate, (name, fault) in product(tested, faults.items()):
         if candidate.fault is not None or candidate.expected is None:
@@ -43,7 +44,7 @@ def candidates_with_gradient_faults(
             )
 
             if not np.array_equal(means, candidate.means):
-                # `sums` give the moments of losses with their own weights only
+                # the moments from `sums` hold only if each loss has the weight of its example
                 sums = candidate.sums if weighting.losses == "own" else ()
                 yield replace(
                     candidate, fault=name, means=means, spread=None, sums=sums, equivalents=()
@@ -55,8 +56,8 @@ def with_scaled_gradient(
 ) -> Candidate | None:
     """Return the candidate with its gradients multiplied by the constant that fits best.
 
-    `is_gradient` (K,) marks the means that are gradients. Returns None if there are no gradients,
-    or if the best constant is 1.
+    `is_gradient` (K,) marks the means that are gradients. Returns None if there are no gradients
+    that can be compared, or if the best constant is 1 within its error.
     """
     if not is_gradient.any():
         return None
@@ -67,7 +68,7 @@ def with_scaled_gradient(
     if not 0.0 < square_norm < np.inf:
         return None
 
-    # least squares, in units of the standard errors
+    # fit the factor by least squares, in units of the standard errors
     factor = float(expected_gradient @ (observed.means[is_gradient] / units)) / square_norm
     error = 4.0 / np.sqrt(square_norm)
     if abs(factor - 1.0) <= error:
@@ -91,9 +92,9 @@ def with_scaled_gradient(
 
 
 def _round_to_simple_fraction(value: float, error: float) -> float:
-    """Round a value to an integer or the reciprocal of one, if exactly one is within `error`.
+    """Round a value to an integer, or to 1 divided by an integer, if only one is within `error`.
 
-    Other values are returned unchanged.
+    If none or several are within `error`, the value is returned unchanged.
     """
     uses_reciprocal = abs(value) < 1.0
     integer = round(1.0 / value if uses_reciprocal else value) if value else 0
@@ -106,7 +107,7 @@ def _round_to_simple_fraction(value: float, error: float) -> float:
 
 
 def _describe_factor(factor: float) -> str:
-    """Return a factor in words, such as "1/64 of" or "2 times"."""
+    """Return a factor as text, such as "1/64 of" or "2 times"."""
     inverse = 1.0 / factor if factor else 0.0
     if inverse == round(inverse) and abs(inverse) > 1.0:
         return f"{'-' if inverse < 0.0 else ''}1/{abs(round(inverse))} of"
@@ -116,7 +117,7 @@ def _describe_factor(factor: float) -> str:
 def candidates_with_scaled_gradients(
     observer: Observer, observed: Observed, tested: Iterable[Candidate]
 ) -> Iterator[Candidate]:
-    """Yield the faultless ones of `tested`, with the gradient multiplied by a fitted constant."""
+    """Yield the faultless candidates in `tested`, with gradients times a fitted constant."""
     is_gradient = np.arange(len(observed.means)) >= len(observer.problem.labels)
     for candidate in tested:
         if candidate.fault is None and candidate.expected is not None:
@@ -129,7 +130,7 @@ def candidates_with_scaled_gradients(
 
 
 def _faultless_sums(observer: Observer, problem: Problem) -> Iterator[tuple[Estimator, SampledSum]]:
-    """Yield the faultless estimators with independent draws, each with its sum on a problem."""
+    """Yield each faultless estimator with independent draws, and its random sum on a problem."""
     for right in estimators_with_draws("repeated", "independent"):
         for sampled_sum in right(problem, observer.num_sampled, observer.batch_size):
             yield right, sampled_sum
@@ -147,9 +148,10 @@ def candidates_with_other_proposals(
             if right.name not in schemes:
                 continue
 
-            # either draws and correction are by the other proposal, or only the draws
+            # The loss draws by the other proposal. It corrects by the same other proposal, or, in a
+            # second candidate, by the one that was passed.
             detail = f"draws and correction by {words}"
-            if np.isfinite(other_sum.label_logit).all():  # not if a label has q = 0
+            if np.isfinite(other_sum.label_logit).all():  # infinite if a label has q = 0
                 yield make_candidate(observer, right.name, fault, [other_sum], detail)
             detail = f"draws by {words}, correction by the proposal that was passed"
             mixed_sum = replace(
@@ -159,7 +161,10 @@ def candidates_with_other_proposals(
 
 
 def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
-    """Yield other proposals as tuples (fault, description, probabilities (E, n))."""
+    """Yield proposals other than the problem's, each with the fault of drawing from it.
+
+    A tuple is (name of the fault, description of the proposal, probabilities (E, n)).
+    """
     for name, make_proposal in NAMED_PROPOSALS.items():
         q = np.broadcast_to(make_proposal(problem.num_classes), problem.q.shape)
         if not np.allclose(q, problem.q):
@@ -173,13 +178,14 @@ def _other_proposals(problem: Problem) -> Iterator[tuple[str, str, FloatArray]]:
             yield "class_never_drawn", f"the proposal that was passed, without the {words} class", q
 
 
-LOG_FACTORS = np.linspace(-4.0, 4.0, 17)  # grid for the log of a factor of the temperature
+# values that are tried first for the log of (inverse temperature of the loss / `tau`)
+LOG_FACTORS = np.linspace(-4.0, 4.0, 17)
 
 
 def candidates_with_other_temperatures(
     observer: Observer, observed: Observed
 ) -> Iterator[Candidate]:
-    """Yield the faultless candidates with a fitted inverse temperature instead of `tau`."""
+    """Yield candidates without other faults, with a fitted inverse temperature for `tau`."""
     draw_counts = observer.num_sampled, observer.batch_size
 
     def candidate_at_tau(right: Estimator, log_tau: float) -> Candidate:
@@ -203,18 +209,19 @@ def candidates_with_other_temperatures(
 
 # mistakes with an unknown constant ---------------------------------------------------------------
 
-_MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)  # usual logits of masked hits
-# a label with a larger loss (nats) has a negligible probability
+# finite logits that implementations often give to masked hits
+_MASKS = (-1e4, -65504.0, -1e9, -1e10, -3.4028234663852886e38)
+# if the mean loss of a label is larger than this (nats), its probability is negligible
 _MIN_LOSS_OF_NEGLIGIBLE = 30.0
-# smaller smoothing fractions have no effect except by the logit of hits
+# a smaller smoothing fraction has no visible effect, except by its product with the logit of hits
 _MIN_SMOOTHING = 1e-3
-_MAX_SMOOTHING = 0.9  # largest smoothing fraction
+_MAX_SMOOTHING = 0.9  # largest smoothing fraction of a candidate
 
 
 def candidates_with_fitted_constants(
     observer: Observer, observed: Observed, schemes: Container[str] = ESTIMATORS
 ) -> Iterator[Candidate]:
-    """Yield a candidate for each fault with an unknown constant, fitted to the observed means."""
+    """Yield a candidate for each fault with an unknown constant, which is fitted to the means."""
     problem = observer.problem
     draw_counts = (observer.num_sampled, observer.batch_size)
     if observer.is_random:
@@ -240,7 +247,10 @@ def candidates_with_fitted_constants(
 def _candidate_with_constant(
     observer: Observer, right: Estimator, fault: str, fit: FittedFault, constant: float
 ) -> Candidate:
-    """Return the candidate for an estimator with a fault that has the given constant."""
+    """Return the candidate for a right estimator with one fault, whose constant is given.
+
+    `fit` says how the fault with this constant changes the estimator.
+    """
     sums = fit.apply(right, constant)(observer.problem, observer.num_sampled, observer.batch_size)
     return make_candidate(
         observer, right.name, fault, sums, fit.describe(constant), with_spread=True
@@ -248,7 +258,7 @@ def _candidate_with_constant(
 
 
 def candidates_with_label_smoothing(observer: Observer, observed: Observed) -> Iterator[Candidate]:
-    """Yield candidates with label smoothing, for all losses that are the log of a sum."""
+    """Yield candidates with fitted label smoothing, for all losses that are the log of a sum."""
     for right, sampled_sum in _faultless_sums(observer, observer.problem):
         if right.is_log_of_sum:
             yield from _candidates_with_smoothed_sum(observer, observed, right.name, sampled_sum)
@@ -257,11 +267,11 @@ def candidates_with_label_smoothing(observer: Observer, observed: Observed) -> I
 def _candidates_with_constant_in_log(
     observer: Observer, observed: Observed, scheme: str, sampled_sum: SampledSum
 ) -> Iterator[Candidate]:
-    """Yield the candidate with the loss ``-log(p + constant)`` for a scheme.
+    """Yield the candidate with the loss ``-log(p + constant)``, where p is the label's probability.
 
-    `sampled_sum` is the random sum of the scheme. The constant is read off a label that is so far
-    behind that p is negligible; without such a label nothing is yielded. Elsewhere p is
-    approximated by exp of minus the mean loss.
+    `sampled_sum` is the random sum of the scheme. The constant is read off the loss of a label
+    whose p is negligible; if there is no such label, nothing is yielded. For the other labels p is
+    approximated by exp(-mean loss).
     """
     plain = expectation([sampled_sum])
     worst = int(plain.losses.argmax())
@@ -288,9 +298,9 @@ _DERIVATIVE_STEP = 1e-6
 def nearest_candidate(
     candidate_at: Callable[[float], Candidate], grid: FloatArray, observed: Observed
 ) -> Candidate:
-    """Return the candidate ``candidate_at(x)`` that is nearest to the observed means.
+    """Return ``candidate_at(x)`` for the x whose means are nearest to the observed means.
 
-    `x` is the best entry of `grid`, refined between its neighbours in the grid.
+    The best entry of `grid` is found first; x is then refined between its neighbours in the grid.
     """
     units = _distance_units(observed)
 
@@ -305,8 +315,8 @@ def nearest_candidate(
     )
     constant = float(minimum.x)
 
-    # A deterministic loss must be matched up to rounding, but a minimum of squares is flat, which
-    # gives only half of the digits. Gauss-Newton steps give all digits.
+    # A deterministic loss must be matched up to rounding. The minimum of a sum of squares is flat,
+    # so that minimising gives only half of the digits of x; Gauss-Newton steps give all.
     if not observed.stderrs.any():
         for _ in range(_NUM_NEWTON_STEPS):
             differences, moved = (
@@ -324,9 +334,10 @@ def nearest_candidate(
 
 
 class SmoothedMeans(NamedTuple):
-    """The means of an estimator on a problem: `plain` ones, and what label smoothing adds.
+    """The means of an estimator on a problem without label smoothing, and what smoothing adds.
 
-    `smoothing` holds the terms for a smoothing fraction of 1; a fraction f adds f times these.
+    `plain` are the means without smoothing. With a smoothing fraction f, f times `smoothing` is
+    added.
     """
 
     plain: Means
@@ -337,10 +348,11 @@ class SmoothedMeans(NamedTuple):
 def _candidates_with_smoothed_sum(
     observer: Observer, observed: Observed, scheme: str, sampled_sum: SampledSum
 ) -> Iterator[Candidate]:
-    """Yield candidates with label smoothing for a scheme with the given random sum.
+    """Yield candidates with fitted label smoothing for one scheme, whose random sum is given.
 
-    If hits are masked, there are two candidates for each usual finite logit of hits: it changes
-    with the label's logit, or it is constant.
+    If hits are masked, there are two candidates for each of `_MASKS`, the finite logits of hits. In
+    one the gradient with respect to the label's logit includes the logit of hits, and in the other
+    that logit is a constant. Otherwise there is one candidate.
     """
     rows = np.arange(len(sampled_sum.labels))
     hit_logits = sampled_sum.logits[rows, sampled_sum.labels]
@@ -368,9 +380,10 @@ def _candidates_with_smoothed_sum(
 def observed_plain_and_smoothing(
     parts: list[SmoothedMeans], num_gradients: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the values for several problems without label smoothing, and what smoothing adds.
+    """Return the expected values of several problems without label smoothing, and its effect.
 
-    The values of all problems are concatenated. The second array is for a smoothing fraction of 1.
+    Both arrays concatenate the values of all problems. The second is what a smoothing fraction of 1
+    adds to the first.
     """
     pairs = (
         (
@@ -392,11 +405,12 @@ def fit_smoothing(
 ) -> Candidate:
     """Return the candidate with the fraction of label smoothing that fits best.
 
-    `mask` is the constant logit that masked hits have in the average over candidates, or None.
+    `mask` is the finite logit of masked hits, which label smoothing averages too; None if hits are
+    not masked, or are not in the average.
     """
     plain, added = observed_plain_and_smoothing(parts, num_gradients)
 
-    # least squares for the fraction, in which the loss is linear, in units of the standard errors
+    # the loss is linear in the fraction: fit it by least squares, in units of the standard errors
     units: FloatArray = _distance_units(observed)
     direction: FloatArray = added / units
     fraction = float(((observed.means - plain) / units * direction).sum() / (direction**2).sum())
@@ -421,9 +435,10 @@ def fit_smoothing(
 
 
 def _distance_units(observed: Observed) -> FloatArray:
-    """Return the scale (K,) of differences from observed means: standard errors plus rounding.
+    """Return the units (K,) of differences from observed means: standard errors plus rounding.
 
-    It is infinite for means of rare events, whose standard errors are not reliable.
+    A unit is infinite, so that its mean has no influence, if the mean depends on rare events: its
+    standard error is then not reliable.
     """
     if not observed.stderrs.any():  # deterministic losses
         return observed.rounding_bounds

@@ -1,4 +1,4 @@
-"""`Observer`: the means of a loss on a problem over many calls, and bounds on their rounding."""
+"""`Observer`: the means of a loss over many calls, and bounds on their rounding errors."""
 
 from __future__ import annotations
 
@@ -14,53 +14,60 @@ from samplesoft._validation import FloatArray, IntArray
 from samplesoft.checking.calls import call_loss
 from samplesoft.checking.problems import MAX_EXTREMES, NUM_VIEWS, REPLICAS, Problem
 
-_MIN_CALLS_OF_LOOK = 64  # calls before the first test; doubled before each next test
-_MAX_EQUAL_SEEDS = 500  # a loss with equal results for so many is deterministic
+_MIN_CALLS_OF_LOOK = 64  # calls before the first test; their number doubles for each next test
+_MAX_EQUAL_SEEDS = 500  # a loss with equal results for this number of seeds is deterministic
 _ARGUMENTS = "class_embeddings, h, labels, num_sampled, seed"
-_NUM_PILOT_CALLS = 32  # for the mean losses, which are subtracted before squaring
-_NUM_CALLS_OF_OTHER_SIZE = 128  # calls with smaller batches
-# types with a larger unit in the last place are hardly ever used throughout a loss
+# number of calls that estimate the mean losses, which are subtracted from losses before squaring
+_NUM_PILOT_CALLS = 32
+_NUM_CALLS_OF_OTHER_SIZE = 128  # number of calls with batches of another size
+# largest unit in the last place of a result type that also bounds the earlier rounding errors;
+# results with a larger unit are half precision, and their earlier rounding is measured
 _MAX_FULL_PRECISION_UNIT = 1e-6
-# allowed error of a loss, in units in the last place of its type
+# allowed error of a loss in float32 or float64, in units in the last place of its type
 _MAX_ERROR_UNITS = 64.0
-# measurement of rounding: number of lines, points on a line, relative distances of the points
-# (half precision needs steps of several units), and allowed error in standard deviations
-_NUM_LINES = 4
-_NUM_POINTS = 7
+# The rounding of a loss is measured at equidistant points on random lines of inputs.
+_NUM_LINES = 4  # number of lines
+_NUM_POINTS = 7  # points on each line
+# relative distances of the points that are tried in turn; half precision, whose numbers are far
+# apart, needs the larger ones
 _LINE_STEPS = (4e-3, 0.016, 0.064)
-_MAX_DEVIATIONS = 6.0
+_MAX_DEVIATIONS = 6.0  # bound on a rounding error, in measured standard deviations
 # Sixth differences of a smooth loss grow by 4**6 from one of the `_LINE_STEPS` to the next, and
 # differences that are rounding do not grow. Above this factor they do not show rounding.
 _MAX_GROWTH_OF_STEP = 8.0
-_MAX_HALF_PRECISION_BITS = 16  # float16 has 11 bits, bfloat16 has 8
+# values with more significant bits are not half precision: float16 has 11 bits, bfloat16 has 8
+_MAX_HALF_PRECISION_BITS = 16
 # smallest fraction of a deviation that is attributed to the rounding of intermediate values
 _MIN_INNER_ROUNDING = 0.25
-# a quantile of |x| over lines and copies, and its value for a standard normal x: unlike a maximum,
-# it ignores a few points at which the loss jumps
+# A standard deviation is estimated by this quantile of |x| over lines and copies, divided by the
+# quantile of a standard normal |x|. Unlike a maximum, it ignores a few points where a loss jumps.
 _QUANTILE = 0.8
 _NORMAL_QUANTILE = 1.2816
-# range of the measured rounding, relative to the terms of a loss. The maximum is four units of
-# bfloat16; below the minimum, the type of the results determines the rounding.
+# Largest relative rounding error that is taken for rounding, four units of bfloat16. Beyond it, the
+# loss or its draws must have changed.
 _MAX_ROUNDING = 2.0**-6
+# Up to this relative rounding error, the type of the results explains the rounding.
 _MIN_ROUNDING = 1e-9
-_MIN_HALF_PRECISION_ROUNDING = 1e-5  # a smaller relative rounding may be that of float32
+_MIN_HALF_PRECISION_ROUNDING = 1e-5  # a smaller relative rounding error may be that of float32
 _HALF_OF_MIN_FLOAT16 = 2.0**-25  # half of the smallest positive float16
-# units in the last place of types in which a part of a loss may be computed
+# units in the last place at 1 of the types in which a loss may compute some of its terms
 HALF_PRECISION_UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-_MIN_HALF_PRECISION_ERROR = 1e-4  # relative to the terms of a loss
-# a loss that divides by norms may add 1e-6 to them: allowed change of the loss if vectors are made
-# longer (nats), and allowed relative error for unit vectors
+# a result with a larger rounding error, relative to the terms of the loss, is in half precision
+_MIN_HALF_PRECISION_ERROR = 1e-4
+# A loss that divides vectors by their norms may add 1e-6 to the norms. It may then change by this
+# number of nats if the vectors get other lengths,
 _MAX_CHANGE_BY_LENGTH = 1e-3
+# and have this relative error for unit vectors.
 _ROUNDING_OF_UNIT_VECTORS = 2e-6
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Means of K values over the calls of a loss, with the statistics that are needed to test them.
+    """Means of the K values of a loss over its calls, with the statistics for testing them.
 
     The K values are the losses of E examples; then, if the loss returns gradients, the E d entries
-    of the gradients in h, and projections of the gradients in class vectors and biases on 4 random
-    directions among the classes.
+    of the gradients in h, and the sums over classes of the gradients in class vectors and in
+    biases, each with 4 sets of random weights of the classes.
 
     Attributes
     ----------
@@ -69,13 +76,15 @@ class Observed:
     rounding_bounds : ndarray, shape (K,)
         Bounds on the rounding errors of the means.
     magnitudes : ndarray, shape (K,)
-        Magnitudes of the terms of which the values are sums.
+        Magnitudes of the terms that are added up to the values; rounding errors are relative to
+        these.
     num_calls : int
         Number of calls.
     skewness : ndarray, shape (K,)
         Skewness of the values of single calls.
     num_sets : int
-        Number of independent sets of draws for an example in one call.
+        Number of independent sets of draws for an example in one call: 1 if all copies of the
+        example in the batch share a set, otherwise the number of copies.
     num_looks : int
         How many times the means are tested during the whole check.
     squared_losses : Observed or None
@@ -103,7 +112,11 @@ class Observed:
 
 
 def _units_in_last_place(values: FloatArray) -> FloatArray:
-    """Return the unit in the last place of each value; zeros if a value needs more than 16 bits."""
+    """Return the unit in the last place of each value, for values in half precision.
+
+    The number of bits is the smallest with which all values are exact. If it is more than 16, the
+    values are not in half precision, and zeros are returned.
+    """
     mantissas, exponents = np.frexp(values)
     has_few_bits = (mantissas * 2.0**_MAX_HALF_PRECISION_BITS) % 1.0 == 0.0
     if not has_few_bits.all():
@@ -117,26 +130,27 @@ def _units_in_last_place(values: FloatArray) -> FloatArray:
 
 
 class Observer:
-    """Calls a loss on a problem with many seeds, and accumulates power sums of its results.
+    """Calls a loss on a problem with many seeds, and adds up its results and their powers.
 
-    A batch contains several copies of each example; adjacent rows are different examples. Means are
+    A batch contains 16 copies of each example; adjacent rows are different examples. Means are
     over the calls and the copies. The constructor makes some calls to find out whether the loss
     draws at random, and how its results are rounded.
 
     Parameters
     ----------
     loss : callable
-        The loss, which draws by itself; see `check_loss`.
+        The loss, which draws classes by itself; see `check_loss`.
     problem : Problem
         The examples.
     num_sampled : int
         Number of draws m that is passed to the loss.
     key : uint64
-        Seed of the seeds that are passed to the loss.
+        Seed of the generator that makes the seeds for the loss.
     max_calls : int
         Maximum number of calls for the means.
     relative_rounding : float
-        Unit in the last place of the type in which a part of the loss is computed; 0 if unknown.
+        Unit in the last place of the type in which some terms of the loss are computed; 0 if
+        unknown.
     """
 
     def __init__(
@@ -170,9 +184,10 @@ class Observer:
 
         self.centre = np.zeros(len(problem.labels))
 
-        # measured bounds (K,) on rounding errors; empty if the type of the results explains them
+        # measured bounds (K,) on rounding errors; empty if the type of the results explains the
+        # errors
         self.measured_rounding = np.zeros(0)
-        self._rounding_step = 0.0  # relative distance of the points of this measurement
+        self._rounding_step = 0.0  # the last of `_LINE_STEPS` that measured rounding
 
         # call with the same seed and with other seeds, to find out whether the loss is random, and
         # whether its draws depend on the seed only
@@ -185,23 +200,24 @@ class Observer:
         num_values = len(first_means) - len(self.centre)  # the squared losses come last
         rounding_bounds = self._rounding_bounds()
 
-        # differences within rounding, as of sums in another order, do not show random draws
+        # Differences below the rounding error do not show random draws: terms may only have been
+        # added in another order.
         self.is_random = any(
             (np.abs(first_means - means)[:num_values] > rounding_bounds).any()
             for means in other_means
         )
 
         self.num_calls = 0
-        self._result_hashes: set[int] = set()  # equal results reveal seeds that repeat
+        self._result_hashes: set[int] = set()  # fewer hashes than calls: some draws were repeated
 
         pilot_means = [
             self._means_of_call(seed) for seed in range(min(_NUM_PILOT_CALLS, 1 + max_calls // 16))
         ]
         self.centre = np.mean(pilot_means, axis=0)[: len(problem.labels)]
-        self._origin = self._means_of_call(0)  # power sums are taken about this point
+        self._origin = self._means_of_call(0)  # is subtracted before powers are added up
 
-        # sums, over the calls, of x - origin, its square, its cube, and its product with the
-        # x - origin of the previous call
+        # With y = x - origin for the values x of a call: sums over the calls of y, y**2, y**3, and
+        # y times the y of the previous call.
         self._power_sums = np.zeros((4, len(self._origin)))
         self._last_change = np.zeros_like(self._origin)
 
@@ -216,7 +232,7 @@ class Observer:
 
     @property
     def calls_before_next_look(self) -> int:
-        """Number of calls before means are tested again: as many as so far, but at least 64."""
+        """Number of calls before the next test of means: as many as so far, but at least 64."""
         return min(max(_MIN_CALLS_OF_LOOK, self.num_calls), self.max_calls - self.num_calls)
 
     @property
@@ -234,17 +250,17 @@ class Observer:
 
     @property
     def num_sets(self) -> float:
-        """Estimated number of independent sets of draws of the copies of an example.
+        """Estimated number of independent sets of draws among the 16 copies of an example.
 
         The estimate is the variance of single losses divided by the variance of their mean over
-        the copies; 0 if nothing is random.
+        the copies; it is 0 if nothing is random.
         """
         observed = self.means()
         num_examples = len(self.centre)
         if observed.squared_losses is None or not self.is_random:
             return 0.0
 
-        # the mean over 16 copies with independent draws has 1/16 of the variance of a single loss
+        # with independent draws, the mean over 16 copies has 1/16 of the variance of a single loss
         single_variances = (
             observed.squared_losses.means - (observed.means[:num_examples] - self.centre) ** 2
         )
@@ -267,13 +283,13 @@ class Observer:
 
     @property
     def divides_by_norms(self) -> bool:
-        """Whether the losses for one seed do not change with the lengths of the vectors."""
-        # a different factor for each vector: a common factor is like another temperature
+        """Whether the losses for one seed stay the same if the lengths of the vectors change."""
+        # each vector gets another factor, because a common factor is like another temperature
         factors = np.random.default_rng(0).uniform(
             0.5, 2.0, self.problem.num_classes + self.batch_size
         )
         class_factors, context_factors = np.split(factors[:, None], [self.problem.num_classes])
-        if np.ptp(self.problem.q, axis=0).any():  # other contexts may change the draws
+        if np.ptp(self.problem.q, axis=0).any():  # q depends on contexts: do not change contexts
             context_factors = np.ones_like(context_factors)
 
         rows = self.problem.class_embeddings * class_factors
@@ -299,14 +315,14 @@ class Observer:
         return mean
 
     def names_of_marked_results(self, mask: NDArray[np.bool_]) -> list[str]:
-        """Return which of ``losses``, ``dh``, ``dW`` and ``db`` have a True in the mask (K,)."""
+        """Return the names of the results with a True in the mask (K,): losses, dh, dW, db."""
         num_examples, d = self.problem.h.shape
         offsets = np.cumsum([num_examples, num_examples * d, NUM_VIEWS * d])
         named_marks = zip(("losses", "dh", "dW", "db"), np.split(mask, offsets), strict=True)
         return [name for name, marks in named_marks if marks.any()]
 
     def means(self) -> Observed:
-        """Return the means of all calls so far, with standard errors and bounds on rounding."""
+        """Return the means over all calls so far, with standard errors and rounding bounds."""
         change, second_moments, third_moments, _ = self._power_sums / self.num_calls
         variances = np.maximum(second_moments - change**2, 0.0)
         third_central = third_moments - 3.0 * change * variances - change**3
@@ -316,7 +332,7 @@ class Observer:
         num_examples = len(self.centre)
         magnitudes = self._term_magnitudes()
 
-        # rounding of a loss changes its square by twice the loss times the rounding
+        # an error e of a loss x changes x**2 by at most e (2 |x| + e)
         root_mean_squares = np.sqrt(means[-num_examples:])
         rounding = self._rounding_bounds()
         rounding_of_squares = rounding[:num_examples] * (
@@ -338,9 +354,10 @@ class Observer:
         return replace(all_values.select_values(slice(None, -num_examples)), squared_losses=squares)
 
     def rounding_bounds_by_result(self, problem: Problem) -> list[float]:
-        """Measure the rounding of a problem; return a bound for the losses and each gradient.
+        """Measure bounds on the rounding errors of a loss on a problem, one for each result.
 
-        The bounds are 0 if no rounding to few digits was found on the observer's problem.
+        The first bound is for the losses, the others are for the gradients. All are 0 if the
+        constructor measured no rounding that the type of the results does not explain.
         """
         num_examples, d = self.problem.h.shape
         offsets = np.cumsum([num_examples, num_examples * d, NUM_VIEWS * d])[: self.num_gradients]
@@ -351,27 +368,26 @@ class Observer:
 
     @property
     def in_half_precision(self) -> bool:
-        """Whether results are rounded like float16 or bfloat16, as measured or as given."""
+        """Whether results have rounding errors as large as those of float16 or bfloat16."""
         scales = self._term_magnitudes()
         return bool(
             (self._rounding_bounds() > _MIN_HALF_PRECISION_ERROR * scales)[scales > 0.0].any()
         )
 
     def _rounding_bounds(self) -> FloatArray:
-        """Return bounds (K,) on rounding errors: by the type of the results, or as measured."""
+        """Return bounds (K,) on rounding errors, by the type of the results and as measured."""
         type_bounds = self.type_rounding * self._term_magnitudes()
         if not len(self.measured_rounding):
             return type_bounds
         return np.maximum(type_bounds, self.measured_rounding)
 
     def _measured_rounding_bounds(self) -> FloatArray:
-        """Measure the rounding errors of the loss; return bounds (K,) on them.
+        """Measure the rounding errors of the loss, and return bounds (K,) on the errors.
 
         The type of the results does not show whether intermediate values are float16 or bfloat16.
-        Along a line of inputs, with one seed, an exact loss is smooth, so that its sixth
-        differences are small and show the rounding. The array is empty if the rounding is not
-        larger than the type of the results implies, or so large that draws must depend on the
-        inputs.
+        Along a line of inputs, with one seed, an exact loss is smooth, and its sixth differences
+        are small. What is left in the sixth differences is rounding. The array is empty if the
+        rounding errors are tiny, or so large that draws must depend on the inputs.
         """
         magnitudes = self._term_magnitudes()
         bounds = np.zeros(0)
@@ -381,14 +397,15 @@ class Observer:
             has_magnitude = magnitudes > 0.0
             max_deviation = float((deviations[has_magnitude] / magnitudes[has_magnitude]).max())
 
-            # stop if the exact loss or its draws change at this step, or if nothing is rounded
+            # Stop if deviations are too large for rounding, because the exact loss or its draws
+            # change, or if they are too small to matter.
             if (
                 max_deviation > min(_MAX_ROUNDING, _MAX_GROWTH_OF_STEP * last_deviation)
                 or max_deviation <= _MIN_ROUNDING
             ):
                 break
 
-            # few digits may mean float16, whose smallest values are far apart
+            # the loss may use float16, which rounds tiny values to a multiple of 2**-24
             min_bound = 0.0
             if max_deviation > _MIN_HALF_PRECISION_ROUNDING:
                 min_bound = _HALF_OF_MIN_FLOAT16
@@ -401,10 +418,10 @@ class Observer:
         return bounds
 
     def _measure_rounding(self, step: float, problem: Problem) -> tuple[FloatArray, FloatArray]:
-        """Measure the rounding of a loss from its sixth differences along random lines of inputs.
+        """Return standard deviations (K,) of rounding errors, and bounds (K,) on the errors.
 
-        Inputs are multiplied by 1 + k * step * (a random number in [-1, 1]) for k = 0 to 6. Returns
-        the standard deviations (K,) of rounding errors, and bounds (K,) on the errors.
+        They are measured by sixth differences of the loss along random lines of inputs: the entries
+        of the inputs are multiplied by 1 + k * step * (a random number in [-1, 1]), k = 0 to 6.
         """
         rng = np.random.default_rng(0)
         inputs = (problem.class_embeddings, problem.h)
@@ -425,7 +442,7 @@ class Observer:
         deviations = []
         bounds = []
 
-        # sum of squares of the coefficients of a sixth difference
+        # sum of the squared coefficients of a sixth difference, by which it multiplies a variance
         square_sum = comb(2 * _NUM_POINTS - 2, _NUM_POINTS - 1)
 
         for values in map(np.array, zip(*lines, strict=True)):  # shape (lines, points, ...)
@@ -433,7 +450,7 @@ class Observer:
             differences = np.abs(differences) / np.sqrt(square_sum)
             units = _units_in_last_place(values).max(axis=1)
 
-            # one row for each copy of an example
+            # put the copies of an example on an axis of their own
             if differences.shape[1] == self.batch_size:
                 shape = -1, len(self.problem.labels), *differences.shape[2:]
                 differences = differences.reshape(shape)
@@ -442,7 +459,8 @@ class Observer:
             deviation = (np.quantile(differences, _QUANTILE, axis=0) / _NORMAL_QUANTILE).ravel()
             unit = units.max(axis=0).ravel()
 
-            # the error of the last rounding is at most half a unit; the rest is from earlier ones
+            # The rounding of the result has an error of at most half a unit in the last place, and
+            # a variance of unit**2 / 12. The rest of the variance is from intermediate values.
             inner_deviation = np.sqrt(np.maximum(deviation**2 - unit**2 / 12.0, 0.0))
             inner_deviation = np.maximum(inner_deviation, _MIN_INNER_ROUNDING * deviation)
             deviations.append(deviation)
@@ -451,7 +469,7 @@ class Observer:
         return np.concatenate(deviations), np.concatenate(bounds)
 
     def _term_magnitudes(self) -> FloatArray:
-        """Return the magnitudes (K,) of the terms of which losses and gradients are sums."""
+        """Return the magnitudes (K,) of the terms that add up to losses and gradients."""
         problem = self.problem
         losses: FloatArray = 10.0 + np.abs(problem.logits).max(axis=1)
         h_gradients = np.tile(
@@ -467,9 +485,10 @@ class Observer:
         return np.concatenate(magnitudes[: 1 + self.num_gradients])
 
     def _means_of_call(self, seed: int) -> FloatArray:
-        """Call the loss once; return the means over the copies of each example.
+        """Call the loss once, and return the means of its results over the copies of an example.
 
-        These are K values, followed by the E mean squares of losses minus `centre`.
+        The first K entries are the losses and gradients. The last E entries are the means of
+        ``(loss - centre)**2``.
         """
         problem = self.problem
         example_ids = self._example_of_row
@@ -482,7 +501,7 @@ class Observer:
 
         results.append((results[0] - np.tile(self.centre, REPLICAS)) ** 2)
 
-        # gradients in class vectors and biases have no row for each example
+        # losses and gradients in h have a row for each example of the batch, other gradients do not
         means = []
         for result in results:
             if len(result) == len(example_ids):
@@ -492,11 +511,12 @@ class Observer:
         return np.concatenate(means)
 
     def results_of_call(self, problem: Problem, seed: int) -> list[FloatArray]:
-        """Call the loss once; return its checked results.
+        """Call the loss once, check its results, and return them as a list.
 
-        These are the losses (B,) and, if the loss returns them, the gradient in h (B, d), and the
-        projections of the gradients in class vectors (4, d) and biases (4,) on random directions.
-        Losses and gradients in h are divided by the weights of their examples.
+        The list contains the losses (B,) and, as far as the loss returns gradients, the gradient in
+        h (B, d), the gradient in class vectors as sums over classes with random weights (4, d), and
+        the gradient in biases likewise (4,). Losses and gradients in h are divided by the weights
+        of their examples.
         """
         h = problem.h
         labels = problem.labels
@@ -537,10 +557,10 @@ class Observer:
         return checked
 
     def _checked_result(self, name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
-        """Return a result of the loss as float64; TypeError or ValueError if it is malformed."""
+        """Return a result of the loss as float64; raise an error if it is malformed."""
         try:
             array = np.asarray(value)
-        except Exception as error:  # such as from a tensor that needs a gradient
+        except Exception as error:  # for example, a PyTorch tensor with requires_grad
             raise TypeError(
                 f"`loss` must return {name} as an array of floats, got {type(value).__name__}, "
                 f"which numpy.asarray does not take: {error}"
@@ -574,7 +594,8 @@ class Observer:
 
         unit = float(np.finfo(array.dtype).eps)
 
-        # half precision: allow only the last rounding, because earlier roundings are measured
+        # For half precision, bound only the rounding of the result itself by its type: the rounding
+        # of intermediate values is measured.
         self.type_rounding = max(
             self.type_rounding,
             unit * (_MAX_ERROR_UNITS if unit < _MAX_FULL_PRECISION_UNIT else 0.5),

@@ -1,4 +1,4 @@
-"""Test problems: small ones on which right and wrong losses differ most, and extreme ones."""
+"""Test problems: small ones on which right and wrong losses differ much, and extreme ones."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from samplesoft.checking.calls import call_proposal
 from samplesoft.samplers.frequency import log_uniform_weights
 
 REPLICAS = 16  # copies of each example in a batch
-_MIN_DRAWN_CLASSES = 3  # smallest number of classes with q > 0
-# for a proposal that works for any number of classes n: smallest n, and largest n - m
+_MIN_DRAWN_CLASSES = 3  # smallest number of classes with q > 0; with fewer an error is raised
+# If the proposal works for any number of classes n, the problem has at least this n,
 _MIN_CLASSES = 8
+# and otherwise 2 m classes for m draws, but at most m plus this number.
 _MAX_CLASSES_BEYOND_M = 32
-# smallest and largest dimension, unless the proposal fixes it; `extreme_problems` needs at least 8
+# smallest and largest dimension of the vectors, unless a sampler fixes it; with fewer dimensions,
+# `extreme_problems` yields no problem
 _MIN_DIMS = 8
 _MAX_DIMS = 12
-# random directions on which gradients in class vectors and biases are projected
+# number of random weighted sums over the classes by which gradients in class vectors and biases
+# are observed
 NUM_VIEWS = 4
 _WEIGHTS = (1.5, 0.5, 2.0, 1.0)  # weights of the four examples
 # intended softmax probabilities of the four labels
 _LABEL_PROBS = np.array([0.15, 0.4, 0.4, 0.15])
-# a label's logit is raised if it is lower than intended by more than this (nats)
+# A label's logit is raised to the intended one if it is lower by more than this number of nats.
 _MAX_LOGIT_DEFICIT = 2.0
 _LOGIT_DEVIATION = 1.5  # standard deviation of the logits of an example
-_NUM_CONTEXTS = 64  # random contexts, of which the best four are used
+# number of random contexts, of which the four with the best label probabilities are used
+_NUM_CONTEXTS = 64
 NAMED_PROPOSALS: dict[str, Callable[[int], FloatArray]] = {
     "uniform": lambda n: np.full(n, 1.0 / n),
     "log-uniform": lambda n: log_uniform_weights(n) / log_uniform_weights(n).sum(),
@@ -80,26 +84,26 @@ class Problem:
 
     @property
     def classes_by_frequency(self) -> IntArray:
-        """Classes with q > 0 by increasing q; among equal q, classes near both ends first."""
+        """Classes with q > 0, sorted by q; of classes with equal q, those near 0 or n first."""
         ids = np.arange(self.num_classes)
         order: IntArray = np.lexsort((np.minimum(ids, ids[::-1]), self.q[0]))
         return order[(self.q[:, order] > 0.0).all(axis=0)]
 
     @property
     def view_directions(self) -> FloatArray:
-        """Random directions (n, 4), on which gradients in class parameters are projected."""
+        """Random weights (n, 4) of the classes, for sums of the gradients in class parameters."""
         directions: FloatArray = np.random.default_rng(0).standard_normal(
             (self.num_classes, NUM_VIEWS)
         )
         return directions
 
     def select_examples(self, rows: IntArray, labels: IntArray) -> Problem:
-        """Return a problem with the contexts at indices `rows` (B,), and with `labels` (B,)."""
+        """Return the problem of the examples at indices `rows` (B,), with other `labels` (B,)."""
         arrays = {name: getattr(self, name)[rows] for name in ("h", "logits", "q", "weights")}
         return replace(self, labels=labels, **arrays)
 
     def with_tau(self, tau: float) -> Problem:
-        """Return the problem with another inverse temperature, and with its logits."""
+        """Return the problem with another inverse temperature, and the logits that it gives."""
         biases = 0.0 if self.biases is None else self.biases
         logits = (self.logits - biases) * (tau / self.tau) + biases
         return replace(self, logits=logits, tau=tau)
@@ -114,10 +118,10 @@ def make_problem(
     with_weights: bool = False,
     has_unit_vectors: bool = False,
 ) -> Problem:
-    """Return a problem of four examples for a proposal in any of the forms of `check_loss`.
+    """Return a problem of four examples; `proposal` has any of the forms that `check_loss` takes.
 
-    The labels are two frequent and two rare classes, which have moderate probabilities under the
-    softmax. `key` is the seed of the vectors.
+    Two labels are frequent among the draws and two are rare; all have moderate probabilities under
+    the softmax. `key` is the seed of the random vectors.
     """
     rng = np.random.default_rng(int(key))
 
@@ -218,11 +222,12 @@ def make_problem(
 
 
 def _raise_unlikely_labels(problem: Problem) -> Problem:
-    """Return a problem whose labels all have a sufficient probability under the softmax.
+    """Raise the logits of labels whose probability under the softmax is much too small.
 
     With very many classes a label's probability may be so small that the treatment of accidental
-    hits has no visible effect. The vectors get one more dimension for each example. Only the label
-    and the context of the example are not 0 in it, so that it raises the label's logit.
+    hits has no visible effect. The vectors then get one more dimension for each example, in which
+    only the example's context and its label's class vector are not 0. So only the label's logit
+    changes.
     """
     rows = np.arange(len(problem.labels))
     labels = problem.labels
@@ -251,25 +256,23 @@ def _raise_unlikely_labels(problem: Problem) -> Problem:
 
 # --- extreme problems ----------------------------------------------------------------------------
 
-# in nats: level of the logits of an example; by how much a label's logit is above or below others
-_LOW_LEVEL = -16.0
-_LABEL_LEAD = 18.0
-_LABEL_LAG = -40.0
+_LOW_LEVEL = -16.0  # added to all logits of the example with low logits (nats)
+_LABEL_LEAD = 18.0  # added to the logits of labels that are far above all others (nats)
+_LABEL_LAG = -40.0  # added to the logit of a label that is far below the others (nats)
 _NUM_MANY_CLASSES = 10_000
 MAX_EXTREMES = 3  # largest number of extreme problems
-# standard deviation of the difference of a logit from log q
+# standard deviation of the random numbers that are added to logits near log q
 _NOISE_DEVIATION = 0.05
-# for each example: its logits are near this power times log q
+# factor of log q in the logits of each of the four examples
 _POWERS = (1.0, 0.75, 1.25, 1.0)
-# minimum number of calls with few classes; number of calls with many
-_NUM_CALLS_FEW_CLASSES = 1024
-_NUM_CALLS_MANY_CLASSES = 128
-_MAX_RAISED_CLASSES = 8  # raised classes, each with the highest logit of one example
-_RAISED_LOG_RATIO = 4.0  # raised class over all other draws (nats)
-# expected occurrences in all calls: draws of a raised class, and two draws of one label
-_NUM_RAISED_DRAWS = 100.0
-_NUM_DOUBLE_DRAWS = 20.0
-_MAX_CALLS_FEW_CLASSES = 16384
+_NUM_CALLS_FEW_CLASSES = 1024  # smallest number of calls on an extreme problem with few classes
+_NUM_CALLS_MANY_CLASSES = 128  # number of calls on the problem with 10,000 classes
+_MAX_RAISED_CLASSES = 8  # largest number of raised classes, each in an example of its own
+# log of the ratio of a raised class's term in S to the sum of all other terms
+_RAISED_LOG_RATIO = 4.0
+_NUM_RAISED_DRAWS = 100.0  # how many draws of a raised class are expected in all calls
+_NUM_DOUBLE_DRAWS = 20.0  # how many sets with repeated draws of the label are expected likewise
+_MAX_CALLS_FEW_CLASSES = 16384  # largest number of calls on an extreme problem with few classes
 
 
 class ExtremeProblem(NamedTuple):
@@ -282,14 +285,14 @@ class ExtremeProblem(NamedTuple):
 def extreme_problems(
     proposal: Any, problem: Problem, num_sampled: int, key: np.uint64
 ) -> Iterator[ExtremeProblem]:
-    """Yield problems that show mistakes without an effect on ordinary problems.
+    """Yield problems on which mistakes show that have no visible effect on ordinary problems.
 
-    The first problem has low logits, and labels whose logits are far above all others, which reveal
-    masks that leak; and a label far below, which reveals probabilities that are kept away from 0.
-    The second problem has single classes far above all others, which reveal classes that are never
-    drawn although q > 0. The third, for a proposal that works for any n, has 10,000 classes with
-    tiny q. Logits are near log q, so that all draws have about the same weight and means have small
-    errors.
+    The first problem has an example with low logits and two with a label far above all other
+    classes, which reveal hits that are not fully masked. It also has a label far below the others,
+    which reveals probabilities that are kept away from 0. The second problem has single classes far
+    above all others, which reveal classes that are never drawn although q > 0. The third, for a
+    proposal that works for any n, has 10,000 classes with tiny q. Apart from this, logits are near
+    log q, so that all draws have about the same weight and means have small errors.
 
     The problems have as many dimensions as `problem`, because a loss may depend on that number. No
     problem is yielded if there are too few dimensions, if the proposal depends on contexts, or for
@@ -319,7 +322,7 @@ def extreme_problems(
         key=key,
     )
 
-    # enough calls for several draws of one label, unless that is too rare to occur
+    # make enough calls for sets with two draws of the label, unless such sets are too rare
     num_calls = _num_calls_for(
         binom.sf(1, num_sampled, q[frequent_labels].min()), _NUM_DOUBLE_DRAWS
     )
@@ -351,11 +354,11 @@ def extreme_problems(
 def _problem_with_raised_classes(
     problem: Problem, num_sampled: int, key: np.uint64
 ) -> ExtremeProblem:
-    """Return a problem with one raised class in each example: its logit is far above all others.
+    """Return a problem with one raised class in each example, whose logit is far above all others.
 
     The loss then shows whether this class is drawn with probability q, for any number of classes.
-    The raised classes are those at both ends, which ranges that are off by one leave out, and a few
-    others.
+    The raised classes are the first and the last ones, which ranges that are off by one leave out,
+    and a few others. The label is the same in all examples, and is none of these classes.
     """
     q = problem.q[0]
     by_frequency = problem.classes_by_frequency
@@ -374,8 +377,8 @@ def _problem_with_raised_classes(
         class_id for class_id in dict.fromkeys(map(int, candidate_ids)) if class_id != label
     ][:_MAX_RAISED_CLASSES]
 
-    # each direction raises two classes, one with a positive and one with a negative sign; the last
-    # direction raises the label
+    # Each dimension of the vectors raises two classes, one with a positive and one with a negative
+    # sign. The last dimension raises the label.
     num_marks = (len(raised_ids) + 1) // 2
     marks = np.zeros((problem.num_classes, num_marks + 1))
     mark_logits = np.zeros((len(raised_ids), num_marks + 1))
@@ -384,7 +387,8 @@ def _problem_with_raised_classes(
         sign = 1.0 if example < num_marks else -1.0
         marks[class_id, example % num_marks] = sign
 
-        # log(m q) is subtracted, and all other draws together have a weight of about 1
+        # log(m q) is subtracted, so that a draw has exp(_RAISED_LOG_RATIO) times the weight of all
+        # other draws together, which is about 1
         mark_logits[example, example % num_marks] = sign * (_RAISED_LOG_RATIO + np.log(num_sampled))
 
     marks[label, num_marks] = 1.0
@@ -409,8 +413,8 @@ def _problem_with_raised_classes(
 def _num_calls_for(probability: float, num_occurrences: float) -> int:
     """Return the number of calls in which an event is expected to occur `num_occurrences` times.
 
-    `probability` is the probability of the event for one of the 16 copies of an example. The result
-    is at least 1024 and at most 16,384.
+    `probability` is the probability of the event for one of the 16 copies of an example in a call.
+    The result is at least 1024 and at most 16,384.
     """
     num_calls = num_occurrences / max(
         REPLICAS * probability, num_occurrences / _MAX_CALLS_FEW_CLASSES
@@ -428,11 +432,11 @@ def _problem_near_log_q(
     mark_logits: FloatArray,
     key: np.uint64,
 ) -> Problem:
-    """Return a problem whose logits are near log q, except for common levels and marked classes.
+    """Return a problem with the logits ``levels + powers * log q + mark_logits @ marks.T``.
 
-    The logits (E, n) are ``levels + powers * log q + mark_logits @ marks.T`` plus small random
-    numbers. `levels` and `powers` are (E,). `marks` (n, k) are factors of `mark_logits` (E, k), and
-    are 0 except for the marked classes.
+    Small random numbers are added to these logits (E, n). `levels` and `powers` are (E,). The rows
+    of `marks` (n, k) are 0 except for a few classes, whose logits the term with `mark_logits`
+    (E, k) changes.
     """
     rng = np.random.default_rng(int(key))
     n = len(q)

@@ -1,8 +1,9 @@
 r"""Standard deviation and skewness of single losses and gradients, as a candidate predicts them.
 
-`linearised_spread` computes them to first order in the contributions of single draws, for losses
-and gradients. `loss_moments` computes exact moments of the loss: its moment generating function
-``E exp(-s log S)`` is the integral of `samplesoft.checking.exact` times a power of u.
+`linearised_spread` approximates them for losses and gradients, to first order in the contributions
+of single draws. `loss_moments` computes exact moments of the loss. They follow from the moment
+generating function ``E exp(-s log S)``, which is an integral like that of
+`samplesoft.checking.exact`, with a power of u as additional factor.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from samplesoft.checking.problems import Problem
 
 
 class Spread(NamedTuple):
-    """Standard deviations and skewness (K,) of the K values of a loss for one set of draws."""
+    """Standard deviations and skewness of the K values of a loss, for one set of draws.
+
+    Both are (K,). The K values are the losses and gradients that an `Observer` records.
+    """
 
     deviations: FloatArray
     skewness: FloatArray
 
 
-# floor, against division by zero, of the fraction of S that is left without one draw, and of a sum
-# of variances
+# smallest value, so that 0 does not occur in a logarithm or a divisor, for the fraction of S that
+# is left if one draw is taken away, and for a sum of variances
 _MIN_REST_FRACTION = 1e-3
 _MAX_BELOW_ONE = 1.0 - 2.0**-53  # the largest float64 below 1
 
@@ -39,8 +43,9 @@ def linearised_spread(
 ) -> Spread:
     """Return the approximate spread of losses and gradients, given the mean `losses` (E,).
 
-    The change of log S by one draw is linearised about the mean of S without this draw. If there
-    are several `sums`, only the most probable one is used.
+    One draw is added to the mean of the sum of the other draws; the resulting changes of the loss
+    are treated as independent terms. If there are several `sums`, one of which is S at random, only
+    the most probable one is used.
     """
     sampled_sum = max(sums, key=lambda candidate_sum: float(np.mean(candidate_sum.probability)))
     rows = np.arange(len(sampled_sum.probs))
@@ -49,7 +54,7 @@ def linearised_spread(
     probs = sampled_sum.probs
     m = sampled_sum.num_draws * np.ones((len(sampled_sum.probs), 1))
 
-    # treat rejected draws as if they had not been made
+    # reduce m to the mean number of accepted draws, as if rejected draws had not been made
     if sampled_sum.reduction == "kept":
         probs = np.where(x > -np.inf, probs, 0.0)
         accept_prob = probs.sum(axis=1, keepdims=True)
@@ -57,18 +62,19 @@ def linearised_spread(
         m = m * accept_prob
         x = x - np.log(m)
 
-    # of k draws of the label, k - 1 are in S
+    # the mistake that of k > 0 draws of the label k - 1 are in S
     if sampled_sum.reduction == "one hit less":
         hit_probs = probs[rows, labels]
         probs = probs.copy()
         probs[rows, labels] = hit_probs + np.expm1(m[:, 0] * np.log1p(-hit_probs)) / m[:, 0]
 
-    # log of S without one draw, `log_rest`; for a logistic loss log(1 + exp(x)) it is log 1
+    # `log_rest` is the log of the mean of S without one draw. A logistic loss log(1 + exp(x)) is
+    # treated as the log of a sum in which 1 is the rest.
     log_rest = np.zeros(len(x))
     if sampled_sum.reduction != "logistic":
         log_sum = losses / sampled_sum.loss_factor + sampled_sum.label_logit
         with np.errstate(divide="ignore", invalid="ignore"):
-            # log of the mean weight of one draw; inclusion probabilities sum to the set's size
+            # log of the mean weight of one draw: for a set, `probs` sum to the size of the set
             log_set_size = np.log(probs.sum(axis=1))
             log_all = np.logaddexp.reduce(np.log(probs) + x, axis=1)
             log_drawn = np.where(log_set_size > -np.inf, log_all - log_set_size, -np.inf)
@@ -94,13 +100,14 @@ def linearised_spread(
     slopes = np.ones_like(probs)
     residual_variances = np.zeros(len(x))
 
-    # in a set, the number of draws of a class is 0 or 1
+    # in a set, the number of draws of a class is 0 or 1, with the moments of a Bernoulli variable
     if sampled_sum.set_distributions is not None:
         square_weights = probs * (1.0 - probs)
         cube_weights = square_weights * (1.0 - 2.0 * probs)
         total_variance = np.maximum(square_weights.sum(axis=2, keepdims=True), _MIN_REST_FRACTION)
 
-        # for sets of fixed size, subtract a weighted mean, which is Hajek's approximation
+        # For sets of fixed size, subtract from the changes their mean, weighted by the variances:
+        # this is Hajek's approximation. For independent inclusion, subtract nothing.
         mean_weights = square_weights / total_variance
         if sampled_sum.set_distributions[0].is_independent:
             mean_weights = np.zeros_like(probs)
@@ -134,12 +141,13 @@ def linearised_spread(
 
 
 def _regression_on_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the regression of ``sum_j a_j I_j`` on the total number of draws, which is fixed.
+    """Return the regression on the number of draws, which is fixed, of ``sum_j a_j I_j``.
 
-    I_j is 1 if class j is drawn at least once, with probability p_j, and `probs` (E, 1, n) holds
-    the p_j. If the counts N_j of draws were independent Poisson variables with the rates
-    -log(1 - p_j), the covariance of I_j and N_j would be rate_j (1 - p_j). Fixing the total removes
-    from the sum its regression ``b * sum_j N_j`` on the total.
+    I_j is 1 if class j is drawn at least once; its probability is p_j in `probs` (E, 1, n). Suppose
+    first that the numbers N_j of draws of the classes are independent Poisson variables, with the
+    rates ``-log(1 - p_j)``. Then I_j and N_j have the covariance ``rate_j (1 - p_j)``, and the
+    regression of the sum on the number of all draws is ``b * sum_j N_j``. Because this number is in
+    fact fixed, the regression adds no variance, and is subtracted.
 
     Returns `mean_weights` (E, 1, n) with ``b = mean_weights @ a``; `slopes` (E, 1, n), so that
     class j contributes ``a_j - b * slopes_j``; and the factor (E,) of ``b**2`` in the remaining
@@ -155,13 +163,15 @@ def _regression_on_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, Fl
 
 # exact moments of single losses ------------------------------------------------------------------
 
-# number of terms of L(u) at one u; with more terms, moments are not computed
+# largest number of terms of L(u) at one u; with more terms, moments are not computed
 _MAX_TERMS = 1 << 14
-_RELATIVE_ERROR_OF_VARIANCE = 1e-6  # fourth moments cancel in the variance of squares
-# for smaller mean squares the sixth moment has no correct digits
+# error of the variance of squares, relative to the square of their mean, by cancellation
+_RELATIVE_ERROR_OF_VARIANCE = 1e-6
+# Smallest mean square of (loss - centre) whose sixth moment has correct digits: with smaller ones,
+# squares are not tested. For independent draws:
 _MIN_VARIANCE = 3e-4
-_MIN_VARIANCE_OF_SETS = 3e-3
-# points on the unit circle, symmetric about the real axis
+_MIN_VARIANCE_OF_SETS = 3e-3  # for sets of draws
+# 32 points on the unit circle, in conjugate pairs
 _UNIT_CIRCLE = np.exp(2j * np.pi * (np.arange(32) + 0.5) / 32)
 _FACTORIALS = np.array([factorial(k) for k in range(7)], float)
 # 1 / Gamma(1 + s) as a series in s: Abramowitz and Stegun, 6.1.34
@@ -182,8 +192,8 @@ def moments_of_squared_losses(
 ) -> tuple[FloatArray, Spread] | None:
     """Return the means (E,) of ``(loss - centre)**2``, and the spread of these squares.
 
-    The spread is for one set of draws. Returns None if there is no closed form, or if it has too
-    few digits.
+    The spread is for one set of draws. Returns None if the moments have no closed form, or if the
+    closed form loses too many digits.
     """
     moments = _moments_of_mixture(sums, centre)
     if moments is None:
@@ -205,11 +215,11 @@ def moments_of_squared_losses(
 def with_at_least_exact_loss_spread(
     spread: Spread | None, sums: Sequence[SampledSum], centre: FloatArray
 ) -> Spread | None:
-    """Return `spread` with the standard deviation and skewness of the losses at least exact.
+    """Return `spread`, with values of the losses below the exact ones raised to the exact ones.
 
-    Values below the exact ones are raised, because linearisation misses the rare event that all
-    draws are hits: if the label has a very small probability, its loss is then very different.
-    Returns `spread` itself if it is None, or if the exact moments are unknown.
+    The values are standard deviations and skewness. Their linear approximation misses the rare
+    event that all draws are hits: if the label has a very small probability, its loss is then very
+    different. Returns `spread` itself if it is None, or if the exact moments are unknown.
     """
     moments = None if spread is None else _moments_of_mixture(sums, centre)
     if spread is None or moments is None:
@@ -233,7 +243,7 @@ def with_at_least_exact_loss_spread(
 def _moments_of_mixture(sums: Sequence[SampledSum], centre: FloatArray) -> FloatArray | None:
     """Return the moments (E, 7) of a loss whose random sum is one of `sums`; None if unknown.
 
-    The moments are those of `loss_moments`, averaged with the probabilities of the sums.
+    They are the moments by `loss_moments` of each sum, averaged with the probabilities of the sums.
     """
     first_sum = sums[0]
     num_terms = first_sum.probs.size * (first_sum.num_draws if first_sum.reduction == "kept" else 1)
@@ -260,7 +270,8 @@ def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatA
     The reduction of the sum must be "sum", "kept" or "logistic".
     """
     if sampled_sum.reduction == "logistic":
-        # E exp(t loss) is a series in t: the series of one draw to the power m, times the label's
+        # The loss is a sum over independent draws plus the label's term, so that E exp(t loss) is
+        # the series in t of one draw, to the power m, times the series of the label's term.
         draw_losses = np.logaddexp(0.0, sampled_sum.logits[example])
         label_loss = np.logaddexp(0.0, -sampled_sum.label_logit[example]) - centre
         if sampled_sum.set_distributions is not None:
@@ -272,7 +283,7 @@ def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatA
         central_moments = [sampled_sum.probs[example] @ (draw_losses - mean) ** k for k in range(7)]
         shift = sampled_sum.num_draws * mean + label_loss
 
-        # products of series, truncated after t^6, are products of triangular Toeplitz matrices
+        # multiply series, truncated after t**6, as triangular Toeplitz matrices
         draw_matrix, label_matrix = (
             toeplitz(moments / _FACTORIALS, np.zeros(7))
             for moments in (central_moments, shift ** np.arange(7))
@@ -281,7 +292,8 @@ def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatA
         powers: FloatArray = product[:, 0] * _FACTORIALS
         return powers
 
-    # E S^-s = int u^(s-1) E exp(-u S) du / Gamma(s). Its series in s contains the moments of log S.
+    # E S**-s = int u**(s - 1) E exp(-u S) du / Gamma(s), whose series in s has the moments of log S
+    # as coefficients.
     grid = FULL_ACCURACY if sampled_sum.set_distributions is None else MOMENT_ACCURACY
     terms = integral_terms(sampled_sum, example, centre, grid)
     log_moments = [(terms.log_sum_terms * terms.log_u**k).sum() / _FACTORIALS[k] for k in range(6)]
@@ -292,19 +304,19 @@ def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatA
 
 
 def _moments_of_set_sums(sets: Sets, terms: FloatArray, constant: float) -> FloatArray:
-    """Return the moments ``E X**k`` for k = 0 to 6, with X a constant plus a sum over a random set.
+    """Return the moments ``E X**k`` (7,), k = 0 to 6, of a constant plus a sum over a random set.
 
-    The sum is over `terms` (n,) of the classes in the set.
+    X is `constant` plus the sum of the `terms` (n,) of the classes in the set.
     """
     inclusion = sets.inclusion
     mean = constant + inclusion @ terms
     radius_unit = np.sqrt(mean**2 + inclusion @ terms**2)
 
-    # values of E exp(t X) on a circle about 0 give the coefficients of its series in t
+    # compute the coefficients of the series of E exp(t X) in t from its values on a circle about 0
     t = _UNIT_CIRCLE / radius_unit
     values_on_circle = sets.means(np.exp(np.outer(t, terms)))[0] * np.exp(t * constant)
 
-    # values at conj(t) are the conjugates: average both
+    # values at conj(t) are the conjugates of those at t: average both estimates
     mean_values = 0.5 * (values_on_circle + values_on_circle[::-1].conj())
     powers: FloatArray = (
         np.array([(mean_values * t**-k).mean().real for k in range(7)]) * _FACTORIALS
