@@ -1,6 +1,6 @@
 """Candidates whose negatives are the labels of the batch (in-batch negatives).
 
-Such losses are deterministic, so that single values are compared instead of means.
+Such losses do not draw, so that their values for single examples are compared instead of means.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _IN_BATCH = {
 class _InBatchLoss(NamedTuple):
     """A loss with in-batch negatives: a scheme, its mistakes, and the m of the correction.
 
-    `fault` names the mistakes, or is None, and `estimator` contains those that change a step of the
-    loss. By `count_rule`, m is 1; or B - 1 (``"others"``) or B (``"all"``) in a batch of B; or the
-    argument `num_sampled` (``"given"``).
+    `fault` is the name of its mistakes, or None. `estimator` is the estimator of the scheme with
+    these mistakes, except for a wrong m. `count_rule` gives the m of the correction: 1; B - 1
+    (``"others"``) or B (``"all"``) in a batch of B examples; or the argument `num_sampled`
+    (``"given"``).
     """
 
     scheme: str
@@ -53,7 +54,7 @@ class _InBatchLoss(NamedTuple):
 
 
 def _estimator_with_faults(scheme: str, *faults: str) -> Estimator:
-    """Return the estimator of a scheme with one or two faults, each made in its first way."""
+    """Return the estimator of a scheme with one or two faults, each in the first of its `ways`."""
     right = ESTIMATORS[scheme]
     first_fault, *other_faults = (FAULTS[name].applied_to(right)[0] for name in faults)
     estimator = combine_faults(right, first_fault, other_faults[0]) if other_faults else first_fault
@@ -111,22 +112,23 @@ _TWO_WAY = {
 
 
 def _two_way_loss(batch_problem: Problem, sampled_sum: SampledSum) -> tuple[Problem, Means]:
-    """Return the losses of a batch, with gradients, as sums of row and column cross entropies.
+    """Return a batch, and its losses as sums of row and column cross entropies, with gradients.
 
     The matrix of logits has a row for each context and a column for each label of the batch.
-    `batch_problem` is the problem of the batch, and is returned too; `sampled_sum` is its sum S,
-    which holds the logits.
+    `batch_problem` is the problem of the batch, and `sampled_sum` its sum S, which holds the
+    logits.
     """
     size = len(batch_problem.labels)
 
-    # contexts (B,) by labels of the batch (B,)
+    # logits (B, B): a row for each context, a column for each label of the batch
     logits = sampled_sum.logits[:, batch_problem.labels]
     np.fill_diagonal(logits, sampled_sum.log_label_mass)
     row_log_sums = np.logaddexp.reduce(logits, axis=1)
     column_log_sums = np.logaddexp.reduce(logits, axis=0)
     losses = row_log_sums + column_log_sums - 2.0 * sampled_sum.label_logit
 
-    # column j adds to the gradients of all contexts, with the weight of example j
+    # The cross entropy of column j adds to the gradients of all contexts, with the weight of
+    # example j. Gradients are divided by the weights of their contexts.
     weight_ratios = batch_problem.weights / batch_problem.weights[:, None]
     softmax_of_columns = np.exp(logits - column_log_sums) - np.eye(size)
     d_x = np.exp(logits - row_log_sums[:, None]) - np.eye(size) + weight_ratios * softmax_of_columns
@@ -138,11 +140,11 @@ def _two_way_loss(batch_problem: Problem, sampled_sum: SampledSum) -> tuple[Prob
 
 
 class InBatchCandidates:
-    """The results of a loss on several batches of random labels, and the candidates for them.
+    """The results of a loss on several batches of random labels, and candidates that predict them.
 
-    Attribute `observed` holds the losses of all batches one by one, with zero standard errors, and
-    the first `num_gradients` kinds of gradients. `size` is the number of examples in a batch, by
-    default that of the observer.
+    Attribute `observed` holds the results of one batch after the other: the losses, and the first
+    `num_gradients` of the gradients in h, class vectors and biases. Its standard errors are 0.
+    `size` is the number of examples in a batch, by default that of the observer.
     """
 
     def __init__(self, observer: Observer, num_gradients: int, size: int | None = None) -> None:
@@ -159,7 +161,8 @@ class InBatchCandidates:
         self._batches: list[tuple[Problem, FloatArray]] = []
 
         for _ in range(_NUM_BATCHES):
-            # labels from as many classes as examples, with repeats, so that a batch contains hits
+            # Draw labels with repeats, from at most `size` classes, so that labels of other
+            # examples are often accidental hits.
             rows = rng.integers(0, len(problem.labels), self._size)
             labels = rng.choice(rng.choice(drawn_ids, self._size), self._size)
             batch = problem.select_examples(rows, labels)
@@ -172,7 +175,7 @@ class InBatchCandidates:
                 np.full(result.size, bound) for result, bound in zip(results, bounds, strict=False)
             ]
 
-            # counts of the classes among the labels of the other examples
+            # counts (B, n): how often each class is the label of another example
             label_counts = np.bincount(labels, minlength=problem.num_classes)
             other_counts = np.tile(label_counts.astype(float), (self._size, 1))
             other_counts[np.arange(self._size), labels] -= 1.0
@@ -183,7 +186,7 @@ class InBatchCandidates:
         max_magnitude = np.abs(problem.logits).max() + np.abs(means).max()
         type_rounding = observer.type_rounding * max_magnitude
 
-        # the only error of single values is rounding
+        # the values are not random: standard errors are 0, and rounding is the only error
         zeros = np.zeros_like(means)
         self.observed = Observed(
             means=means,
@@ -206,11 +209,11 @@ class InBatchCandidates:
             expected = None
             detail = ""
             key = loss.scheme, loss.estimator, count
-            if key in seen_keys:  # two rules may give the same m
+            if key in seen_keys:  # another rule has given the same m
                 continue
 
             seen_keys.add(key)
-            # the mean over random batches, as if the labels were drawn
+            # for the bias in the report: means over random batches, whose labels are like draws
             if loss.fault is None:
                 expected = expectation(loss.estimator(problem, m, self._size))
             if loss.fault is None or loss.count_rule == 1:
@@ -225,16 +228,16 @@ class InBatchCandidates:
             yield Candidate(name, loss.fault, means=means, expected=expected, detail=detail)
 
     def candidates_with_scaled_gradients(self) -> Iterator[Candidate]:
-        """Yield faultless candidates whose gradient is a constant times that of the losses.
+        """Yield faultless candidates with their gradients multiplied by a fitted constant.
 
-        If the constant is 1 / B, batches of half the size show whether it depends on B.
+        If the constant is 1 / B, the fault is "divided_by_batch" if it depends on the batch size B.
         """
         for candidate in self._faultless_candidates():
             scaled = with_scaled_gradient(candidate, self.observed, self._is_gradient)
             if scaled is None:
                 continue
 
-            # batches of half the size show whether the factor is 1 / B, or a constant
+            # if the factor depends on B, it is twice as large in batches of half the size
             if scaled.gradient_factor == 1.0 / self._size:
                 half = InBatchCandidates(self._observer, self._num_gradients, self._size // 2)
                 same_name = next(
@@ -256,8 +259,8 @@ class InBatchCandidates:
     def two_way_candidates(self) -> Iterator[Candidate]:
         """Yield candidates for two-way losses, which two-tower models use.
 
-        Such a loss is the sum or the mean of the cross entropies of rows and of columns of a
-        matrix, the logits of all contexts and all labels of a batch.
+        The logits of all contexts (rows) and all labels (columns) of a batch are a matrix. A
+        two-way loss is the sum or the mean of the cross entropy of a row and that of a column.
         """
         m = self._size - 1
         problem = self._observer.problem
@@ -286,7 +289,7 @@ class InBatchCandidates:
                 partial(self._candidate_at_tau, scheme), np.log(tau) + LOG_FACTORS, self.observed
             )
 
-            # label smoothing leaves masked hits out (None), or gives them a constant logit
+            # label smoothing leaves masked hits out (None), or averages a constant logit for them
             hit_logits = [None] if scheme == "candidate" else [None, self._fitted_hit_logit(scheme)]
             for hit_logit in hit_logits:
                 smoothed_means = self._smoothed_means(scheme, hit_logit)
@@ -301,8 +304,8 @@ class InBatchCandidates:
             observed_plain_and_smoothing(parts, self._num_gradients) for parts in means_by_mask
         )
 
-        # least squares for two unknowns, in which the loss is linear: the smoothing fraction, and
-        # the fraction times the logit of hits
+        # The loss is linear in two unknowns, the smoothing fraction, and this fraction times the
+        # logit of hits: fit both by least squares.
         columns = np.column_stack([smoothing_at_0, smoothing_at_1 - smoothing_at_0])
         fraction, times_logit = np.linalg.lstsq(columns, self.observed.means - plain)[0]
         return float(times_logit / fraction) if fraction else 0.0
@@ -310,8 +313,8 @@ class InBatchCandidates:
     def _smoothed_means(self, scheme: str, mask: float | None) -> list[SmoothedMeans]:
         """Return for each batch the losses of a scheme, and the terms that label smoothing adds.
 
-        `mask` is the logit of masked hits in the average over candidates; with None the average
-        leaves them out.
+        `mask` is the logit of masked hits, which label smoothing averages with the other logits;
+        with None it leaves masked hits out.
         """
         smoothed_means = []
         hits_follow_label = scheme == "candidate"
@@ -341,7 +344,11 @@ class InBatchCandidates:
         return Candidate(_IN_BATCH[scheme], "other_temperature", means=means, detail=detail)
 
     def _observed_means(self, estimator: Estimator, m: int, tau: float | None = None) -> FloatArray:
-        """Return the values of an estimator for all batches, in the order of `observed`."""
+        """Return the expected losses and gradients for all batches, in the order of `observed`.
+
+        `estimator` describes the loss, `m` is that of its correction, and `tau` its inverse
+        temperature, by default that of the problem.
+        """
         sums_of_batches = self._sums_of_batches(estimator, m, tau or self._observer.problem.tau)
         return np.concatenate(
             [
@@ -355,8 +362,8 @@ class InBatchCandidates:
     ) -> Iterator[tuple[Problem, FloatArray, SampledSum]]:
         """Yield for each batch its problem, the counts (B, n) of other labels, and the sum S.
 
-        The negatives of an example are the labels of the other examples, and m is the number of
-        draws in the correction.
+        A count says how often a class is the label of another example; these labels are the
+        negatives. `m` is the number of draws in the correction.
         """
         for stored_batch, other_counts in self._batches:
             batch = stored_batch.with_tau(tau)

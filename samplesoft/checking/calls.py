@@ -32,7 +32,8 @@ def call_loss(loss: Callable[..., Any], names: str, *arguments: Any) -> Any:
 def call_proposal(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return ``function(*arguments)``; `function` is a proposal that the user may have written.
 
-    The call is a function of this file so that `frames_of_user` finds its frame in a traceback.
+    Such calls are made only here, because `frames_of_user` looks in a traceback for the frame of
+    this function.
     """
     return function(*arguments)
 
@@ -41,8 +42,9 @@ def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
     """Return the frames of the user's code in the traceback of an error, outermost first.
 
     A frame is (file, line, function). Only frames of the file that defines the loss or proposal are
-    included, not frames of libraries that it calls. A loss that is not Python code has the single
-    frame ``("", 0, "")``. Returns None if the error was raised outside of the user's code.
+    included, not frames of libraries that it calls. If the loss or proposal is not Python code,
+    there is the single frame ``("", 0, "")``. Returns None if the error was raised outside of the
+    user's code.
     """
     frames = list(walk_tb(error.__traceback__))
     user_calls = [i for i, (frame, _) in enumerate(frames) if frame.f_code in _CALLS_OF_USER]
@@ -51,7 +53,7 @@ def frames_of_user(error: BaseException) -> list[tuple[str, int, str]] | None:
 
     inner_frames = frames[user_calls[-1] + 1 :]
 
-    # errors that are raised in this file, not by the user's code
+    # the error was raised by this file, not by the user's code
     if inner_frames and inner_frames[0][0].f_code.co_filename == __file__:
         return None
     if not inner_frames and error.__cause__ is not None:
@@ -69,7 +71,7 @@ _CALLS_OF_USER = (call_loss.__code__, call_proposal.__code__)
 def make_drawing_loss(
     loss: Callable[..., Any], q: FloatArray, labels: IntArray, tau: float, excludes_label: bool
 ) -> Callable[..., Any]:
-    """Return a loss that draws by itself, for a loss that gets its draws as arguments.
+    """Return a loss that draws classes, and passes them to a loss that gets its draws as arguments.
 
     Parameters
     ----------
@@ -82,7 +84,7 @@ def make_drawing_loss(
     tau : float
         Inverse temperature of the scores.
     excludes_label : bool
-        Whether draws of an example's label are excluded: its q is set to 0, and q is normalised.
+        Whether an example's label is never drawn: its q is set to 0, and q is normalised.
 
     Returns
     -------

@@ -15,10 +15,9 @@ from samplesoft.checking.observe import Observer
 from samplesoft.checking.spread import Spread, linearised_spread
 
 _MAX_MEAN_DISTANCE = 1e-7  # means with a smaller relative distance count as equal
-# relative errors of exact means: with independent draws, with sets of draws, and with several sums,
-# one for each number of tries
-_RELATIVE_ERROR = 1e-11
-_RELATIVE_ERROR_OF_SETS = 1e-7
+_RELATIVE_ERROR = 1e-11  # relative error of exact means of independent draws
+_RELATIVE_ERROR_OF_SETS = 1e-7  # relative error of exact means of sets of draws
+# relative error of exact means of sets of draws, if S is one of several sums at random
 _RELATIVE_ERROR_OF_MIXTURES = 1e-5
 
 
@@ -34,7 +33,7 @@ class Candidate:
         Exact means of the K values that an `Observer` records: losses, then gradients.
     expected : Means or None
         Exact means of the losses and of their gradients in the logits. None if they are not known,
-        or if they are those of one particular batch.
+        or hold for one particular batch only.
     sums : tuple of SampledSum
         The random sums S from which the means are computed; empty without a closed form.
     spread : Spread or None
@@ -42,19 +41,19 @@ class Candidate:
     relative_error : float
         Error of the means, relative to the magnitudes of their terms.
     detail : str
-        Description of a fitted constant, or of a choice that the arguments leave open.
+        Text for reports: the fitted constant, or which variant of the scheme this is.
     equivalents : tuple of Candidate
         Other candidates with the same means.
     z : float
         The largest distance between a predicted and an observed mean, in standard errors. For a
         deterministic loss it is the root mean square of the differences instead.
     allowed : bool
-        Whether all distances are within the limit.
+        Whether all distances are within the limit of the test, so that the hypothesis may be true.
     sd_ratio : float or None
         Observed standard deviation of single losses, divided by the predicted one; None if it was
         not tested.
     gradient_factor : float
-        The returned gradient, as a multiple of the gradient of the losses.
+        The gradient that the loss returns, as a multiple of the true gradient of its losses.
     """
 
     scheme: str
@@ -78,12 +77,12 @@ class Candidate:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Names of the faults, keys of `FAULTS`; empty without a fault."""
+        """Names of the candidate's faults, which are keys of `FAULTS`; empty without a fault."""
         return () if self.fault is None else tuple(self.fault.split(AND))
 
     @property
     def title(self) -> str:
-        """The scheme and its faults, in words."""
+        """The scheme and its faults as text, such as "`masked`, but log m is left out ..."."""
         words = [FAULTS[name].description for name in self.faults]
         return f"`{self.scheme}`" + (", but " + "; and ".join(words) if words else "")
 

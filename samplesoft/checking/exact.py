@@ -1,16 +1,17 @@
 r"""The exact means of a loss and of its gradient in the logits.
 
-Let S be the random sum of a loss, in which class j is drawn N_j times, each time with the mass w_j.
-The gradient of log S in the logit of class j is its fraction ``w_j N_j / S`` of S. Both means are
-integrals over the Laplace transform ``L(u) = E exp(-u S)``:
+Let S be the random sum of a loss. Class j is drawn N_j times, and each of its draws adds w_j to S.
+The gradient of log S in the logit of class j is ``w_j N_j / S``, the fraction of S that its draws
+have. The means of log S and of these fractions are integrals over the Laplace transform
+``L(u) = E exp(-u S)``:
 
     E log S = int (exp(-u) - L(u)) du / u,
     E (w_j N_j / S) = -int dL / d log w_j du / u.
 
-For independent draws `samplesoft.bias.plain` computes L(u) as a mixture of products; for sets of
-classes `samplesoft.bias.without_replacement.sets` does. As functions of log u the integrands are
-smooth and decay at least exponentially on both sides, so that sums over equal steps of log u are
-exact to all digits.
+For independent draws `samplesoft.bias.plain` computes L(u), as a mixture of products; for sets of
+classes `samplesoft.bias.without_replacement.sets` computes it. As functions of log u the integrands
+are smooth and decay at least exponentially on both sides, so that sums over equal steps of log u
+are exact to all digits.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from samplesoft.checking.problems import Problem
 
 
 class IntegrationGrid(NamedTuple):
-    """The step and the left end of the nodes in log u, which determine the error of an integral.
+    """The nodes in log u of an integral, which determine its error.
 
-    The relative error is about ``exp(-2 pi 1.4 / step) + exp(-left_margin)``, where the first node
-    is `left_margin` below the log u at which L(u) begins to fall. With `uses_expm1`, ``L(u) - 1``
-    keeps its digits for small u.
+    `step` is the distance of the nodes. The first node is `left_margin` below the log u at which
+    L(u) begins to fall. The relative error is about ``exp(-2 pi 1.4 / step) + exp(-left_margin)``.
+    With `uses_expm1`, ``L(u) - 1`` is computed without a loss of digits for small u.
     """
 
     step: float
@@ -45,19 +46,23 @@ FULL_ACCURACY = IntegrationGrid(step=0.2, left_margin=45.0, uses_expm1=True)  # 
 _HIGH_ACCURACY = IntegrationGrid(step=0.3, left_margin=30.0)  # error of about 1e-12
 _SET_ACCURACY = IntegrationGrid(step=0.5, left_margin=18.0)  # error of about 1e-7
 MOMENT_ACCURACY = IntegrationGrid(step=0.4, left_margin=36.0)  # for moments of losses with sets
-# last log u, above the log u where L(u) falls; the rest of the integral is below 1e-19
+# The last node is this far above the log u at which L(u) has fallen; the rest of the integral is
+# below 1e-19.
 _RIGHT_MARGIN = 4.5
-# largest number of values in an array over u and classes, so that it fits a cache
+# largest number of values in an array over u and classes, so that it fits into a cache
 _MAX_CHUNK_VALUES = 1 << 16
-_MAX_CLASSES_FULL_ACCURACY = 64  # with more, _HIGH_ACCURACY saves time
-_MAX_LOGIT = 600.0  # larger logits, of very rare classes, would overflow u w
-_MIN_PROBABILITY = 1e-19  # of the components of a mixture; others are dropped
-# in place of -inf, so that -inf - (-inf) does not occur
+# largest number of classes with _FULL_ACCURACY; with more, _HIGH_ACCURACY saves time
+_MAX_CLASSES_FULL_ACCURACY = 64
+# Larger logits, which only draws of very rare classes have, are lowered to this: u exp(logit) would
+# overflow.
+_MAX_LOGIT = 600.0
+_MIN_PROBABILITY = 1e-19  # components of a mixture with a smaller probability are dropped
+# replaces -inf in the log of a divisor, because -inf - (-inf) would be NaN
 _MIN_LOG = -1e300
 
 
 class Means(NamedTuple):
-    """Means, over the random draws, of the losses (E,) and of their gradients in logits (E, n)."""
+    """Means over the random draws: of the losses (E,), and of the gradients in logits (E, n)."""
 
     losses: FloatArray
     d_logits: FloatArray
@@ -67,8 +72,9 @@ class Means(NamedTuple):
     ) -> FloatArray:
         """Return the means (K,) of the values that an `Observer` records: losses, then gradients.
 
-        `num_gradients` counts the gradients that the loss returns, of h, class vectors and biases.
-        Losses and gradients in h are divided by the weights of their examples.
+        `num_gradients` says how many of the gradients in h, class vectors and biases the loss
+        returns. `weighting` says which weights the loss multiplies by; losses and gradients in h
+        are then divided by the weights of their examples, as in `Observer`.
         """
         example_weights = problem.weights
         weights_by_rule = {
@@ -89,7 +95,7 @@ class Means(NamedTuple):
         d_logits[rows, problem.labels] += (1.0 - weighting.label_fraction) * class_weights
         d_vectors = problem.tau * d_logits.T @ problem.h
 
-        # vectors are divided by their norms, so that gradients are orthogonal to them
+        # if the loss divides vectors by their norms, gradients are orthogonal to the vectors
         if problem.has_unit_vectors:
             dh = dh - (dh * problem.h).sum(axis=1, keepdims=True) * problem.h
             vectors = problem.class_embeddings
@@ -107,7 +113,10 @@ class Means(NamedTuple):
 
 
 def expectation(sums: Sequence[SampledSum]) -> Means:
-    """Return the exact means of a loss whose random sum S is one of several, with probabilities."""
+    """Return the exact means of a loss whose random sum S is one of `sums`, at random.
+
+    The means are averaged with the `probability` of each sum.
+    """
     means = [_expectation_of_sum(sampled_sum) for sampled_sum in sums]
     losses = np.sum(
         [
@@ -147,7 +156,7 @@ def _expectation_of_sum(sampled_sum: SampledSum) -> Means:
     included_fractions = np.ones(len(rows))
     d_logits = np.zeros_like(sampled_sum.logits)
     if sampled_sum.num_draws:
-        # with few classes, starting threads takes longer than the integrals
+        # with few classes, starting threads takes longer than computing the integrals
         has_few_classes = d_logits.shape[1] <= _MAX_CLASSES_FULL_ACCURACY
         if sampled_sum.set_distributions:
             grid = _SET_ACCURACY
@@ -188,12 +197,12 @@ def _expectation_of_sum(sampled_sum: SampledSum) -> Means:
 def label_smoothing_terms(
     sampled_sum: SampledSum, counts: FloatArray, logits: FloatArray, hits_follow_label: bool
 ) -> Means:
-    """Return the means that label smoothing adds to a loss, for a smoothing fraction of 1.
+    """Return the means that label smoothing adds to a loss and its gradient in the logits.
 
-    The target is then spread evenly over the label and the draws; for other fractions, the terms
-    are proportional to the fraction. `counts` (E, n) are the expected numbers of draws of each
-    class, and `logits` (E, n) the logits of these draws. With `hits_follow_label` the logits of
-    accidental hits change with the label's logit; otherwise they are constants.
+    They are for a smoothing fraction of 1, which spreads the target evenly over the label and the
+    draws, and are proportional to this fraction. `counts` (E, n) are the expected numbers of draws
+    of each class, and `logits` (E, n) the logits of these draws. With `hits_follow_label` the
+    logits of accidental hits change with the label's logit; otherwise they are constants.
     """
     rows = np.arange(len(logits))
     num_candidates = 1.0 + counts.sum(axis=1)
@@ -215,9 +224,10 @@ MixtureComponent = tuple[float, list[tuple[FloatArray, FloatArray, int]]]
 class IntegralTerms(NamedTuple):
     """The terms of an integral for E log S, where S is the random sum of one example.
 
-    S is divided by ``exp(label_logit + centre)``. `log_u` (K,) are the nodes, and `log_sum_terms`
-    (K,) the terms of E log S at the nodes. `base_fraction` is the mean fraction of S that is always
-    included, and `draw_fractions` (n,) are the mean fractions of S that are draws of each class.
+    S is divided by ``exp(label_logit + centre)``, so that log S is the loss minus `centre`. `log_u`
+    (K,) are the nodes, and `log_sum_terms` (K,) the terms of E log S at the nodes. `base_fraction`
+    is the mean fraction of S from the terms that are always included, and `draw_fractions` (n,) are
+    the mean fractions of S from draws of each class.
     """
 
     log_u: FloatArray
@@ -229,9 +239,10 @@ class IntegralTerms(NamedTuple):
 def integral_terms(
     sampled_sum: SampledSum, example: int, centre: float, grid: IntegrationGrid
 ) -> IntegralTerms:
-    """Compute the terms of E log S, and mean fractions of S, for the example with this index.
+    """Compute the terms of E log S, and mean fractions of S, for one example.
 
-    `centre` is subtracted from the loss; see `IntegralTerms`.
+    `example` is its index in the sum's arrays. `centre` is subtracted from its loss; see
+    `IntegralTerms`.
     """
     sets = None if sampled_sum.set_distributions is None else sampled_sum.set_distributions[example]
     shift = sampled_sum.label_logit[example] + centre
@@ -243,7 +254,7 @@ def integral_terms(
     else:
         min_sum = weights[(sampled_sum.probs[example] > 0.0) & (weights > 0.0)].min()
 
-    # L(u) falls where u S is about 1, between the largest and the smallest possible S
+    # L(u) falls from 1 to 0 where u S is about 1: between 1 / (largest S) and 1 / (smallest S)
     start = -np.log(max(max_sum, 1.0)) - grid.left_margin
     log_u = np.arange(start, -np.log(min(min_sum, 1.0)) + _RIGHT_MARGIN, grid.step)
     u = np.exp(log_u)
@@ -282,11 +293,11 @@ def _fast_expm1(x: FloatArray) -> FloatArray:
 def _mixture_components(
     sampled_sum: SampledSum, example: int, weights: FloatArray
 ) -> list[MixtureComponent]:
-    """Return the Laplace transform of S for one example, as a mixture of products.
+    """Return the Laplace transform of S for one example, as the components of a mixture.
 
-    It has the form that `samplesoft.bias.plain.mixture` expects. A component is (weight, factors).
-    A factor stands for independent draws: it contains their distribution (n,), the mass (n,) that
-    a draw of each class adds to S, and the number of draws.
+    A component is (weight, factors), as `samplesoft.bias.plain.mixture` expects it. A factor stands
+    for independent draws: it contains their probabilities (n,), the term (n,) that a draw of each
+    class adds to S, and the number of draws.
     """
     probs = sampled_sum.probs[example]
     m = sampled_sum.num_draws
@@ -294,7 +305,7 @@ def _mixture_components(
     if sampled_sum.reduction == "twice":
         return [(1.0, [(probs, 2.0 * weights, 1), (probs, weights, m - 1)])]
 
-    # m times the loss of all draws, minus m - 1 times the loss of all but one
+    # the jackknife: m times the loss of all draws, minus m - 1 times the loss of all but one
     if sampled_sum.reduction == "jackknife":
         all_but_one = (probs, weights * m / (m - 1), m - 1)
         return [(m, [(probs, weights, m)]), (1.0 - m, [all_but_one])]
@@ -319,6 +330,9 @@ def _mixture_components(
 
 
 def _likely_success_counts(m: int, probability: float) -> list[tuple[int, float]]:
-    """Return pairs (number of successes in m trials, probability), without negligible ones."""
+    """Return the binomial distribution of the successes in m trials, without negligible counts.
+
+    An entry is (number of successes, its probability); `probability` is that of one success.
+    """
     probs = binom.pmf(np.arange(m + 1), m, probability)
     return [(k, p) for k, p in enumerate(probs) if p > _MIN_PROBABILITY]

@@ -47,8 +47,9 @@ class CheckState(NamedTuple):
 class Family(NamedTuple):
     """A group of candidates that are tried together.
 
-    The group is skipped if a candidate without a mistake is allowed (`skip_if_allowed` is
-    ``"right"``), if any candidate is allowed (``"any"``), or never (``"never"``).
+    `make_candidates` makes them. `skip_if_allowed` says when the group is not tried: if an earlier
+    candidate without a mistake is allowed (``"right"``), if any earlier candidate is allowed
+    (``"any"``), or never (``"never"``).
     """
 
     make_candidates: Callable[[CheckState], Iterable[Candidate]]
@@ -63,13 +64,17 @@ def _candidates_that_draw(state: CheckState) -> Iterable[Candidate]:
 
 
 def _unbiased_candidate(state: CheckState) -> Iterable[Candidate]:
-    """Return the candidate of a random loss with the same means as the full softmax."""
+    """Return one candidate: a random loss whose means are those of the full softmax."""
     full = full_candidate(known_candidates(state.observer))
     return [replace(full, scheme="unbiased", sums=())]
 
 
 def _candidates_with_dependent_draws(state: CheckState) -> Iterator[Candidate]:
-    """Yield candidates with dependent draws, for tested ones of which only the variance is off."""
+    """Yield candidates with dependent draws, for faultless ones whose variance was tested.
+
+    Such a candidate was not allowed because of the standard deviation of single losses, although
+    its means fit.
+    """
     for candidate in state.tested:
         if candidate.sd_ratio and not candidate.fault:
             ratio = f"{candidate.sd_ratio:.3g} times that of a loss with independent draws"
@@ -83,7 +88,7 @@ def _candidates_with_dependent_draws(state: CheckState) -> Iterator[Candidate]:
             )
 
 
-# in this order, because later families are less simple or take longer
+# The families are tried in this order: later ones are less simple or take longer.
 FAMILIES = (
     Family(_candidates_that_draw, skip_if_allowed="never"),
     Family(lambda state: candidates_of_distinct_draws(state.observer), skip_if_allowed="right"),

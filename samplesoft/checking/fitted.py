@@ -350,9 +350,9 @@ def _candidates_with_smoothed_sum(
 ) -> Iterator[Candidate]:
     """Yield candidates with fitted label smoothing for one scheme, whose random sum is given.
 
-    If hits are masked, there are two candidates for each of `_MASKS`, the finite logits of hits. In
-    one the gradient with respect to the label's logit includes the logit of hits, and in the other
-    that logit is a constant. Otherwise there is one candidate.
+    If hits are masked, there are two candidates for each of `_MASKS`, the usual finite logits of
+    hits: in one this logit changes with the label's logit, and in the other it is a constant.
+    Otherwise there is one candidate.
     """
     rows = np.arange(len(sampled_sum.labels))
     hit_logits = sampled_sum.logits[rows, sampled_sum.labels]

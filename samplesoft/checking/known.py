@@ -26,11 +26,14 @@ from samplesoft.checking.faults import AND, FAULTS, combine_faults
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.problems import NAMED_PROPOSALS, Problem
 
-_MAX_CLASSES_OF_SLOW_FAULTS = 64  # with more, the slow mistake "counted_twice" is not tried
-_MAX_CLASSES_DISTINCT = 512  # with more, draws without replacement are not tried
-_MAX_CACHED_LISTS = 32  # lists of candidates for later calls of `check_loss`
-_CACHE: dict[tuple[object, ...], list[Candidate]] = {}
-# for draws without replacement, whose means are slow, only the most frequent mistakes are tried
+# largest number of classes for the slow mistake "counted_twice"; with more it is not tried
+_MAX_CLASSES_OF_SLOW_FAULTS = 64
+# largest number of classes for draws without replacement; with more they are not tried
+_MAX_CLASSES_DISTINCT = 512
+_MAX_CACHED_LISTS = 32  # largest number of lists in `_CACHE`; when it is full, it is emptied
+_CACHE: dict[tuple[object, ...], list[Candidate]] = {}  # candidates from earlier `check_loss` calls
+# The means of draws without replacement take long to compute, so that only these most frequent
+# mistakes are tried for the number of tries, and in pairs.
 _COMMON_FAULTS = (
     "log_q_added",
     "uncorrected",
@@ -41,14 +44,15 @@ _COMMON_FAULTS = (
 
 
 def _single_faults() -> list[tuple[str]]:
-    """Return tuples of one name each: the faults of estimators that have no fitted constant."""
+    """Return the faults with `ways` that are not in gradients, each as a tuple of one name."""
     return [(name,) for name, fault in FAULTS.items() if fault.ways and not fault.in_gradients]
 
 
 def known_candidates(observer: Observer) -> list[Candidate]:
-    """Return the candidates with independent draws, with zero or one fault, and mixed negatives.
+    """Return the simplest candidates, which `check_loss` tests first.
 
-    For a deterministic loss, return only the candidates with the full softmax.
+    They have the full softmax or independent draws, with zero or one fault; or mixed negatives. For
+    a deterministic loss they have only the full softmax.
     """
     if not observer.is_random:
         return merge_equal_means(
@@ -72,7 +76,7 @@ def full_candidate(known: Iterable[Candidate]) -> Candidate:
 
 
 def candidates_of_distinct_draws(observer: Observer) -> list[Candidate]:
-    """Return the faultless candidates whose draws are distinct, or whose repeats count once."""
+    """Return the faultless candidates with distinct draws, or with repeated draws counted once."""
     estimators = estimators_with_draws("distinct", "once")
     return _cached_candidates(
         observer,
@@ -92,7 +96,7 @@ def faulty_candidates_of_distinct_draws(observer: Observer) -> list[Candidate]:
 
 
 def tested_kinds_of_draws(problem: Problem) -> tuple[str, ...]:
-    """Return the kinds of draws whose exact means can be computed fast enough for `problem`."""
+    """Return the kinds of draws (`Estimator.draws`) that are fast enough to test on `problem`."""
     tests_distinct = problem.num_classes <= _MAX_CLASSES_DISTINCT
     return "all", "repeated", "independent", "once", *(("distinct",) if tests_distinct else ())
 
@@ -102,8 +106,8 @@ def candidates_by_name(
 ) -> list[Candidate]:
     """Return the candidates with the given names (scheme, fault).
 
-    Names of faults with a fitted constant are skipped. Candidates with equal means are merged; a
-    group with a faultless candidate is represented by this candidate.
+    Names with a fault that has a fitted constant are skipped. Candidates with equal means are
+    merged into one, which is faultless if one of them is.
     """
     known = {name for (name,) in _single_faults()}
     right_first = sorted(names, key=lambda name: (name[1] is not None, str(name)))
@@ -142,7 +146,10 @@ def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
 def _cached_candidates(
     observer: Observer, family: str, make_candidates: Callable[[], list[Candidate]]
 ) -> list[Candidate]:
-    """Return ``make_candidates()``, cached by the problem, the observer's settings and `family`."""
+    """Return ``make_candidates()``, from a cache if it was called for an equal observer before.
+
+    The key of the cache is `family`, the problem and the settings of the observer.
+    """
     problem = observer.problem
     arrays = problem.class_embeddings, problem.logits, problem.labels, problem.q, problem.weights
     settings = problem.tau, observer.num_sampled, observer.batch_size, observer.num_gradients
@@ -157,7 +164,10 @@ def _cached_candidates(
 def _make_candidates(
     observer: Observer, mistakes: Iterable[tuple[str, ...]], estimators: Iterable[Estimator]
 ) -> Iterator[Candidate]:
-    """Yield candidates for each right estimator with each tuple of mistakes, in all their forms."""
+    """Yield candidates for each right estimator with each tuple of mistakes, in all their forms.
+
+    `mistakes` holds tuples of zero, one or two names of faults; `estimators` are right ones.
+    """
     problem = observer.problem
     known: dict[tuple[object, ...], Candidate] = {}
     for names, right in product(mistakes, estimators):
@@ -168,7 +178,8 @@ def _make_candidates(
             for detail, variant in _estimator_variants(problem, wrong, right, names):
                 sums = variant(problem, observer.num_sampled, observer.batch_size)
 
-                # a variant that does not depend on the number of tries repeats the one before it
+                # Skip a correction by the number of tries that is the same for each number: the
+                # candidate before it has the same means.
                 if not sums or (
                     variant.corrects_by_tries
                     and len({sampled_sum.logits.tobytes() for sampled_sum in sums}) == 1
@@ -205,7 +216,8 @@ def _estimator_variants(
 ) -> Iterator[tuple[str, Estimator]]:
     """Yield a wrong estimator and its variants, each with a description that reports show.
 
-    Variants correct by the number of tries, or let the full softmax include classes with q = 0.
+    A variant corrects draws without replacement by the number of tries, as in TensorFlow, or
+    includes classes with q = 0 in the full softmax.
     """
     yield "", wrong
     if right.corrects_distinct_draws and {*names} <= {*_COMMON_FAULTS}:
@@ -220,9 +232,10 @@ def _estimator_variants(
 def log_probs_from_counts(
     problem: Problem, log_counts: FloatArray, log_num_draws: float = 0.0
 ) -> DrawLogProbs:
-    """Return a `DrawLogProbs` whose three log-probabilities are all `log_counts` (E, n).
+    """Return the `DrawLogProbs` of draws with the expected counts that are passed.
 
-    It is for draws whose expected counts ``exp(log_counts + log_num_draws)`` are known.
+    The expected counts are ``exp(log_counts + log_num_draws)``. All three log-probabilities are set
+    to `log_counts` (E, n), so that every kind of correction uses these counts.
     """
     return DrawLogProbs(
         log_one_draw=log_counts,
@@ -236,15 +249,17 @@ def log_probs_from_counts(
 def _mixed_candidates(observer: Observer) -> Iterator[Candidate]:
     """Yield candidates with mixed negatives: the labels of the batch, and m random draws.
 
-    The batch is always the same, so that its labels are always included. The labels follow the
-    proposal of the problem; the draws are uniform, log-uniform, or follow that proposal too.
+    The labels are in the sum S at every call, because the batch is the same at every call. The loss
+    assumes that labels follow the proposal of the problem; the draws are uniform, log-uniform, or
+    follow that proposal too.
     """
     problem = observer.problem
     m = observer.num_sampled
     batch_size = observer.batch_size
     labels = problem.labels
 
-    # counts of the labels in the batch, which contains the same number of copies of each example
+    # how often each class is a label in the batch, which has the same number of copies of each
+    # example
     label_counts = np.bincount(labels, minlength=problem.num_classes) * (batch_size // len(labels))
     with np.errstate(divide="ignore"):
         log_counts_in_batch = np.log(label_counts)
@@ -263,7 +278,7 @@ def _mixed_candidates(observer: Observer) -> Iterator[Candidate]:
             log_expected_labels = np.log((batch_size - 1) * problem.q)
             log_expected_draws = np.log(m * q)
 
-        # log((B - 1) q + m u), where u is the distribution of the draws
+        # the right correction is log((B - 1) q + m u), where u is the distribution of the m draws
         if fault != "corrected_apart":
             log_expected_labels = log_expected_draws = np.logaddexp(
                 log_expected_labels, log_expected_draws
@@ -291,4 +306,4 @@ def _mixed_candidates(observer: Observer) -> Iterator[Candidate]:
         )
         detail = f"draws are by {proposal_name}"
         candidate = make_candidate(observer, name, fault, [sampled_sum], detail, with_spread=True)
-        yield replace(candidate, expected=None)  # these means are for one particular batch
+        yield replace(candidate, expected=None)  # the means hold for this batch only

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_NUM_TABLE_ROWS = 12  # number of hypotheses in the table
+_NUM_TABLE_ROWS = 12  # largest number of hypotheses in the table
 _ALLOWED, _EXCLUDED = COLOURS[:2]
-_NUM_PLOT_ROWS = 20  # number of hypotheses in the plot
-# ends of the axis of |z|
-_MIN_Z = 0.1
-_MAX_Z = 1e6
-_MIN_DIFFERENCE = 1e-4  # lower end of the axis for a deterministic loss
-# a larger autocorrelation is not explained by rare draws in successive calls
+_NUM_PLOT_ROWS = 20  # largest number of hypotheses in the plot
+_MIN_Z = 0.1  # lower end of the axis of |z| in the plot
+_MAX_Z = 1e6  # larger |z| are drawn at this value
+_MIN_DIFFERENCE = 1e-4  # lower end of the axis of differences, for a deterministic loss
+# a larger autocorrelation is not explained by rare draws in successive calls: the report warns
 _MAX_AUTOCORRELATION = 0.25
-# if |z| exceeds the limit by this factor, the nearest hypothesis says little
+# If the nearest hypothesis has a |z| above this factor times the limit, the report suggests that
+# draws follow another proposal.
 _FAR_FACTOR = 3.0
 
 
@@ -123,14 +123,14 @@ class LossReport(Report):
 
     @property
     def _remaining_mistakes(self) -> list[str]:
-        """Titles of allowed hypotheses with a mistake whose means are not those of the best."""
+        """Titles of allowed hypotheses with a mistake whose means differ from the best one's."""
         return list(
             dict.fromkeys(score.title for score in self.scores[1:] if score.allowed and score.fault)
         )
 
     @property
     def verdict(self) -> str:
-        """What the loss estimates, the evidence, and what to do, in up to three lines."""
+        """Up to three lines of text: what the loss estimates, the evidence, and what to do."""
         return "\n".join(self._verdict_lines())
 
     def _verdict_lines(self) -> list[str]:
@@ -187,17 +187,18 @@ class LossReport(Report):
         within = " within rounding of half precision" if self.in_half_precision else ""
         evidence = f"Its {means} equal those of this hypothesis{within} ({distance}{found})."
 
-        # for a right loss, leave out mistakes of the same scheme, which have no effect here
+        # for a right loss, leave out mistakes in the same scheme that have no effect on its means
         same = [
             candidate.title
             for candidate in best.equivalents
             if self.fault or candidate.scheme != self.scheme
         ]
 
-        # in the order of `ESTIMATORS`, in which the usual name comes first
+        # names of allowed hypotheses; `names` below lists them in the order of `ESTIMATORS`, in
+        # which the usual name comes first
         allowed = {score.name for score in self.scores if score.allowed}
 
-        # without variants of the best hypothesis, which have the same title
+        # other allowed hypotheses, without variants of the best one, which have the same title
         others = [title for title in self._remaining_mistakes if title != best.title]
         other_candidates = (
             [f"Equivalent hypotheses, with the same means: {'; '.join(same)}."] if same else []
@@ -250,12 +251,12 @@ class LossReport(Report):
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Names of zero, one or two mistakes, keys of `FAULTS`."""
+        """Names of the zero, one or two mistakes of the loss, which are keys of `FAULTS`."""
         return () if self.fault is None else self.scores[0].faults
 
     @property
     def _warning_of_repeats(self) -> str:
-        """A warning if many calls gave equal results; otherwise empty."""
+        """A warning as text, if at most half of the calls gave different results, else empty."""
         if not self.is_random or 2 * self.num_results > self.calls:
             return ""
         return (
@@ -367,7 +368,7 @@ class LossReport(Report):
 
 
 def first_of_each_name(scores: tuple[Candidate, ...], num: int) -> list[Candidate]:
-    """Return the first `num` candidates, only the first one for each scheme and fault."""
+    """Return the first candidate for each pair of scheme and fault, at most `num` candidates."""
     first_scores: dict[tuple[str, str | None], Candidate] = {}
     for score in scores:
         first_scores.setdefault(score.name, score)
