@@ -7,7 +7,7 @@ from samplesoft.teaching.students import write_student_version
 
 
 def main() -> int:
-    """Write the student version of the notebooks; return the exit status."""
+    """Write the notebooks without solutions, as the command line says; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m samplesoft.teaching",
         description="Write the notebooks without solutions, the assignment, and the scripts that "

@@ -1,7 +1,7 @@
 """The exercises of the notebooks with their answers and hints, and the style of the plots.
 
-`check` recognises common wrong answers and prints a hint. Answers are computed at run time, so that
-they cannot be read in this file.
+`check` recognises common wrong answers and prints a hint. The right answers are computed when an
+exercise is checked, so that they cannot be read in this file.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ BLUE = "#0072B2"
 GREEN = "#009E73"
 RED = "#D55E00"
 
-_RELATIVE_TOLERANCE = 5e-3  # of an answer: two or three digits are enough
-# an answer this close to a common mistake is wrong, even if it is close to the right answer too
+# largest relative error of a right answer, so that two or three digits are enough
+_RELATIVE_TOLERANCE = 5e-3
+# An answer that differs from a common wrong answer by at most this (relative) is wrong, even if it
+# is close to the right answer too.
 _MISTAKE_TOLERANCE = 1e-6
 _SIGN_HINT = "The size is right. Look at the sign again."
 
@@ -39,7 +41,7 @@ class Exercise(NamedTuple):
     answer : float or sequence of float
         The right answer.
     mistakes : dict of str to float or sequence of float
-        Common wrong answers. The keys are their hints; the first one that matches is printed.
+        Common wrong answers by their hints. The first hint whose answer matches is printed.
     general_hint : str
         The hint for all other wrong answers.
     """
@@ -107,7 +109,7 @@ def check(exercise: str, answer: ArrayLike | types.EllipsisType) -> None:
 
     if not same_hints and _is_close(values, right):
         print("Right.")
-    # test this before the common mistakes: a rounded right answer may be close to one of them
+    # Test for a rounded right answer before the common mistakes, because it may be close to one.
     elif not same_hints and _rounds_to(answer, right):
         print("Right so far. Give one more digit.")
     else:
@@ -122,7 +124,7 @@ def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None
     width, height : float
         Size of a figure in inches.
     dpi : int
-        Dots per inch on the page; the image has two pixels per dot.
+        Dots per inch on the page; the image has twice as many pixels per inch.
 
     Examples
     --------
@@ -141,7 +143,7 @@ def set_up_plots(width: float = 7.0, height: float = 3.6, dpi: int = 72) -> None
 def _is_close(
     answer: FloatArray, target: FloatArray, tolerance: float = _RELATIVE_TOLERANCE
 ) -> bool:
-    """Return whether all entries differ from `target` by at most `tolerance` of its largest one."""
+    """Return whether no entry differs from `target` by more than `tolerance` * max |target|."""
     return bool((np.abs(answer - target) <= tolerance * np.abs(target).max() + 1e-12).all())
 
 
@@ -210,7 +212,7 @@ def _popularity_ratio() -> Exercise:
     )
 
 
-# logits and sampling weights of the example of notebook 1, section 1
+# logits and sampling weights of the 10 classes in the example of notebook 1, section 1
 _EXAMPLE_LOGITS = np.array([0.3, 0.9, 0.6, 3.0, 1.2, 2.4, 0.2, 3.4, 0.4, 2.2])
 _EXAMPLE_WEIGHTS = np.array([5.0, 1.0, 3.0, 1.0, 2.0, 1.0, 4.0, 3.0, 2.0, 1.0])
 
@@ -222,7 +224,11 @@ def _label_gradient() -> Exercise:
     others = np.arange(len(o)) != t
 
     def spike(m: int, added: int = 0) -> float:
-        """Return the mean gradient at the label; log(m q) is added to logits `added` times."""
+        """Return the mean gradient at the label with m draws.
+
+        Before the correction, log(m q) is added `added` times to the logits of the draws: once to
+        undo the correction, twice to give it the wrong sign.
+        """
         logits = o + added * np.log(np.where(others, m * q / q[others].sum(), 1.0))
         return float(exact_bias(logits, t, q, m).expected_probs[t]) - 1
 
@@ -239,7 +245,7 @@ def _label_gradient() -> Exercise:
             "That is without a correction.": spike(3, 1),
             "That is with the wrong sign of the correction.": spike(3, 2),
             "That is for one draw. Here three are drawn.": spike(1),
-            # ten draws by the weights and three uniform draws agree to three digits
+            # for ten draws by the weights and three uniform draws the answers agree to three digits
             "That is for ten draws, or for uniform ones. Take three, by the weights.": spike(10),
         },
         "Section 2 averages over all draws. Which entry of the mean is the label's?",
@@ -265,7 +271,7 @@ def _scores_saved() -> Exercise:
 
 
 def _unit_rows(x: FloatArray) -> FloatArray:
-    """Return the vectors along the last axis, divided by their norms."""
+    """Return `x` with the vectors along its last axis divided by their norms."""
     return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 

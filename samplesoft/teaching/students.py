@@ -17,8 +17,8 @@ _ASSIGNMENT_FILES = ("handout.md", "adapters.py", "test_assignment.py")
 def write_student_version(target: str | Path, notebooks: str | Path = "notebooks") -> Path:
     """Write the notebooks without solutions, and the assignment, to a new folder.
 
-    The folder contains ``notebooks``, including the assignment, and ``figures``, the scripts that
-    the notebooks import.
+    The new folder contains the folder ``notebooks``, which includes the assignment, and the folder
+    ``figures`` with the scripts that the notebooks import.
 
     Parameters
     ----------
@@ -40,9 +40,9 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
     FileExistsError
         If `target` exists and is not an empty folder.
     ValueError
-        If ``adapters.py`` of the assignment has implemented functions, which would give students a
-        solution; if a part of a solution remains in a notebook; if a notebook cannot be read; or if
-        `target` is inside a folder that is copied.
+        If functions in ``adapters.py`` of the assignment are implemented, so that students would
+        get a solution; if some of a solution remains in a notebook; if a notebook cannot be read;
+        or if `target` is inside a folder that is copied.
 
     Examples
     --------
@@ -87,7 +87,8 @@ def write_student_version(target: str | Path, notebooks: str | Path = "notebooks
     student_notebooks = {path.name: _notebook_without_solutions(path) for path in paths}
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
 
-    # write to a folder next to the target and rename it, so that the target is complete or absent
+    # Write to a temporary folder next to the target, and rename it: an error then leaves no
+    # incomplete target.
     with TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as draft:
         complete = Path(draft, "whole")
         (complete / "notebooks" / "assignment").mkdir(parents=True)
@@ -140,9 +141,10 @@ def _notebook_without_solutions(path: Path) -> str:
 
 
 def _require_stubs(adapters: Path) -> None:
-    """Raise ValueError unless a module has only docstrings, ``import numpy as np`` and stubs.
+    """Raise ValueError if the module `adapters` contains anything that may be a solution.
 
-    A stub is a function whose body is docstrings and a raise statement.
+    Allowed are docstrings, ``import numpy as np``, and functions whose body is only docstrings and
+    a raise statement.
     """
     try:
         body = ast.parse(adapters.read_text(encoding="utf-8")).body
@@ -170,5 +172,5 @@ def _require_stubs(adapters: Path) -> None:
 
 
 def _is_docstring(node: ast.stmt) -> bool:
-    """Return whether a statement is a constant on its own, such as a docstring."""
+    """Return whether a statement is only a constant, such as a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,8 +1,8 @@
 """Compare the bias of each example with its bounds, in the logits, in h and in class vectors.
 
-Arrays over the P coordinates of a gradient have the shape (B, P). The functions summarise them in
-arrays (B,), whose names are fields of `VerificationRow`. A row then holds the means or totals of
-these arrays over the examples.
+The coordinates are those of the gradient in a block of P parameters; arrays over them are (B, P).
+The functions summarise each example by values (B,), whose names are fields of `VerificationRow`.
+A row of the report then holds the means or totals of these values over the examples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ PARAMETER_BLOCKS = ("logits", "h", "class_embeddings")
 # error plus this fraction of M / m (M: largest derivative of a logit in a parameter, m: number of
 # draws). Relevant violations are far larger.
 _SLACK_FRACTION = 1e-14
-# How the values of several blocks of coordinates are combined. Values not listed are added.
+# How the values of an example for several groups of coordinates are combined; values that are not
+# listed are added.
 _REDUCTIONS = {
     **dict.fromkeys(("max_bias", "finite_min_max", "finite_max_max"), np.maximum),
     **dict.fromkeys(("resolved", "printed_max", "corrected_max"), np.maximum),
@@ -34,22 +35,23 @@ RowValues = dict[str, Any]  # arrays (B,) by field name of `VerificationRow`
 
 
 class TheoryTerms(NamedTuple):
-    """The terms of Theorem 1 of Rawat et al. (2019), and the limit of the bias, for a batch.
+    """The terms of Theorem 1 of Rawat et al. (2019), and the bias for many draws, for a batch.
 
-    Derivatives are with respect to P parameters: the logits, or those of `to_parameters`.
+    The P columns of `g` and `limit` belong to parameters of the gradient: at first to the n logits,
+    and after `to_parameters` to others.
     """
 
-    terms: Theorem1Terms  # terms of the printed and of the corrected theorem
+    terms: Theorem1Terms  # terms of the theorem as printed in the paper, and as corrected
     g: FloatArray  # (B, P): sum over the negatives j of p_j times d logit_j
     limit: FloatArray  # (B, P): limit of m times the bias for many draws m
 
     def to_parameters(self, jacobian: FloatArray) -> TheoryTerms:
-        """Return the terms with respect to P parameters, given the logits' Jacobian (n, P)."""
+        """Return the terms for P parameters, in which the logits have the `jacobian` (n, P)."""
         return self._replace(g=self.g @ jacobian, limit=self.limit @ jacobian)
 
 
 def theory_terms(inputs: Inputs) -> TheoryTerms:
-    """Return the terms of a batch with respect to its logits; they do not depend on m."""
+    """Return the theory's terms for a batch, with respect to its logits; the same for every m."""
     terms = theorem1_terms_of(inputs)
     return TheoryTerms(terms, terms.negative_probs, asymptotic_bias_of(inputs))
 
@@ -62,14 +64,14 @@ def row_values(
     m: int,
     scale: float | FloatArray,
 ) -> RowValues:
-    """Compare the bias (B, P) in P parameters with its bounds; return summaries of each example.
+    """Compare the bias of the gradient in P parameters with its bounds, for each example.
 
     Parameters
     ----------
     bias : ndarray, shape (B, P)
-        Exact bias of the gradient.
+        Exact bias of the gradient in the parameters.
     error : ndarray, shape (B,)
-        Numerical L1 error of the bias in the logits.
+        Numerical error of the bias in the logits, in the L1 norm.
     theory : TheoryTerms or None
         Terms of Theorem 1 with respect to the same parameters.
     ends : tuple of two ndarrays, shape (B, P), or None
@@ -82,10 +84,10 @@ def row_values(
     Returns
     -------
     dict of str to ndarray, shape (B,)
-        Values by the field names of `VerificationRow`, without those for which `theory` or `ends`
-        is missing.
+        One value for each example, by the field names of `VerificationRow`. Values that need
+        `theory` or `ends` are left out if the argument is None.
     """
-    # the error in a parameter is at most M times the L1 error in the logits
+    # the numerical error of the bias in a parameter is at most M times the L1 error in the logits
     allowed = (error + (0.0 if ends is None else _SLACK_FRACTION / m)) * scale
     slack = allowed[:, None]
 
@@ -143,10 +145,11 @@ def class_vector_row_values(
     m: int,
     scaled_h: FloatArray,
 ) -> RowValues:
-    """Compute `row_values` for the n d coordinates of all class vectors, without an array of them.
+    """Compute `row_values` for the gradient in all class vectors, which has n d coordinates.
 
     The derivative of logit i in its class vector is ``tau * h``, which is `scaled_h` (B, d). So
-    coordinate k of class vector i has the bias ``bias[i] * scaled_h[k]``. The other arguments are
+    coordinate k of class vector i has the bias ``bias[i] * scaled_h[k]``. The coordinates are
+    summarised for one k at a time, so that no array (B, n, d) is made. The other arguments are
     those of `row_values` for the logits.
     """
     max_abs_h = np.abs(scaled_h).max(axis=1)
@@ -167,7 +170,7 @@ def class_vector_row_values(
         )
         return row_values(bias * coordinate, error, scaled_theory, scaled_ends, m, max_abs_h)
 
-    # add up in a fixed order, so that rounding does not depend on the number of threads
+    # combine in the order of k, so that rounding does not depend on the number of threads
     for coordinate_values in thread_map(values_of_coordinate, scaled_h.T[:, :, None]):
         values = {
             name: _REDUCTIONS.get(name, np.add)(values[name], value) if name in values else value

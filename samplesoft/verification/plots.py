@@ -1,4 +1,4 @@
-"""The plot of a verification report; Matplotlib is imported only when it is made."""
+"""The plot of a verification report; Matplotlib is imported only when a plot is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXACT_COLOUR, _PRINTED_COLOUR = COLOURS[:2]
 _TRIALS_COLOUR = "#000000"
 _BOUNDS_COLOUR = "#A6CEE3"
 _MAX_COLUMNS = 3
-_MIN_BIAS = 1e-13  # smaller biases are due to rounding
+_MIN_BIAS = 1e-13  # smaller biases are rounding errors; a panel of only these says "no bias"
 _QUANTILE_OF_95 = 1.96  # half width of the 95% interval of a normal distribution
 
 Style = dict[str, Any]
@@ -35,7 +35,7 @@ def plot_rows(
     Parameters
     ----------
     rows : sequence of VerificationRow
-        The rows of a report; those of the first block of parameters are shown.
+        The rows of a report. Only rows of the first block of parameters are shown.
     trials : str
         Number of trials of a Monte Carlo estimate, as text for the legend.
     has_theorem, has_bounds : bool
@@ -75,7 +75,8 @@ def plot_rows(
             axis.set_xlabel("m (draws)", fontsize=9)
 
         curve = [row for row in shown if row.sampler == name]
-        # the title counts violations in all blocks: most are in h, which has no curve
+        # The title counts violations in all blocks of parameters, not only in the block with a
+        # curve: most are in h.
         num_outside = sum(row.outside_printed or 0 for row in rows if row.sampler == name)
         violations = f": Theorem 1 fails in {num_outside:,} coordinates" if num_outside else ""
         axis.set_title(f"{name}{violations}", fontsize=9)
@@ -100,7 +101,7 @@ def _plot_sampler(axis: Any, curve: list[VerificationRow], floor: float) -> None
         low = np.maximum(_field_values(curve, "finite_min_max"), floor / 10.0)
         high = _field_values(curve, "finite_max_max")
 
-        # bars show the interval at a single m, where the filled area is empty
+        # with a single m the filled area is empty, and only the bars show the interval
         axis.vlines(m, low, high, color=_BOUNDS_COLOUR, linewidth=8)
         axis.fill_between(m, low, high, color=_BOUNDS_COLOUR, alpha=0.55, linewidth=0)
 
@@ -117,12 +118,16 @@ def _plot_sampler(axis: Any, curve: list[VerificationRow], floor: float) -> None
 
 
 def _plot_monte_carlo(axis: Any, m: Any, curve: list[VerificationRow]) -> None:
-    """Plot estimates with 95% intervals; for estimates <= 0, only the upper end of the interval."""
+    """Plot Monte Carlo estimates with 95% intervals.
+
+    The axis is logarithmic, so that for an estimate <= 0 only the upper end of its interval is
+    shown.
+    """
     mean = _field_values(curve, "monte_carlo_max")
     half_width = _QUANTILE_OF_95 * _field_values(curve, "monte_carlo_max_stderr")
     is_positive = mean > 0.0
 
-    # keep the lower end of the interval positive
+    # shorten intervals that reach 0, so that their lower ends are positive
     lower_width = np.minimum(half_width, mean * (1.0 - 1e-6))[is_positive]
     ends = [lower_width.tolist(), half_width[is_positive].tolist()]
     axis.errorbar(m[is_positive], mean[is_positive], yerr=ends, marker="o", capsize=3, **_DOTS)

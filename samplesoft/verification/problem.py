@@ -34,7 +34,9 @@ from samplesoft.schemes import Scheme, as_scheme
 from samplesoft.verification.bounds import PARAMETER_BLOCKS
 
 _FLOAT32 = float(np.finfo(np.float32).eps)
-_MAX_UNEXPLAINED = 1e-6  # fraction of the squares that a better tau may leave
+# If another tau leaves at most this fraction of the sum of squares of the logits unexplained, the
+# warning names this tau.
+_MAX_UNEXPLAINED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def checked_problem(
     scheme: str,
     num_trials: int,
 ) -> VerificationProblem:
-    """Return the checked arguments of `verify`, without the proposals."""
+    """Check the arguments of `verify` except the proposals, and return them in one record."""
     o = as_real_array("logits", logits, (1, 2))
     t = np.atleast_1d(as_labels("labels", labels, o.shape[-1], o.shape[:-1]))
 
@@ -130,7 +132,7 @@ def checked_problem(
 def _check_vectors(
     h: ArrayLike | None, class_embeddings: ArrayLike | None, logits: FloatArray
 ) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return contexts (B, d) and class vectors (n, d) that match the logits, or None for both."""
+    """Return contexts (B, d) and class vectors (n, d) as checked arrays, or None for both."""
     if h is None and class_embeddings is None:
         return None, None
     if h is None or class_embeddings is None:
@@ -153,8 +155,9 @@ def _check_vectors(
 def checked_inputs(proposals: Mapping[str, Any], problem: VerificationProblem) -> dict[str, Inputs]:
     """Check the proposals of `verify`; return the `Inputs` of the exact bias for each name.
 
-    A sampler is evaluated at the contexts. The inputs have the smallest number of draws. For
-    schemes with independent inclusion, q is not yet converted to inclusion probabilities.
+    A proposal that is a sampler is evaluated at the contexts. The number of draws in the inputs is
+    the smallest of the problem. For schemes with independent inclusion, the q in the inputs are
+    those of a single draw, not yet inclusion probabilities.
     """
     if not isinstance(proposals, Mapping) or not proposals:
         raise ValueError(
@@ -178,7 +181,7 @@ def checked_inputs(proposals: Mapping[str, Any], problem: VerificationProblem) -
                 "each."
             )
 
-        # check q here, where messages can contain its name
+        # check q now, so that the message of an error can contain the name of the proposal
         inputs = Inputs(
             problem.logits,
             problem.labels,
@@ -202,9 +205,9 @@ def checked_inputs(proposals: Mapping[str, Any], problem: VerificationProblem) -
 def warn_unless_logits_fit_vectors(problem: VerificationProblem) -> None:
     """Warn if the logits (B, n) are not ``tau h . c`` for the vectors of the problem.
 
-    A bias for each class, a constant for each example, and float32 rounding are allowed. Biases are
-    removed by subtracting the example with the shortest context, so that a single example always
-    fits. The warning points to the caller of the calling function.
+    A bias of each class, a constant of each example, and float32 rounding are allowed. To remove
+    the biases, the logits of the example with the shortest context are subtracted from all others,
+    so that a single example always fits. The warning shows the line that called `verify`.
     """
     logits = problem.logits
     h = problem.h
@@ -216,11 +219,12 @@ def warn_unless_logits_fit_vectors(problem: VerificationProblem) -> None:
         norms = np.linalg.norm(h, axis=1)
         reference = int(norms.argmin())
 
-        # differences of examples, in which the class biases cancel
+        # differences from the reference example, in which the class biases cancel
         y = logits - logits[reference]
         x = (h - h[reference]) @ class_embeddings.T
 
-        # float32 rounding of d products, their sum, the normalisation, biases and constants
+        # bound on the float32 rounding of the logits: of d products and their sum, of normalised
+        # vectors, and of biases and constants
         rounding_unit = (
             _FLOAT32 * (h.shape[1] + 4) * problem.tau * np.linalg.norm(class_embeddings, axis=1)
         )
@@ -229,7 +233,8 @@ def warn_unless_logits_fit_vectors(problem: VerificationProblem) -> None:
         slack += np.median(slack, axis=1, keepdims=True)
         residual = y - problem.tau * x
 
-        # estimate the constant of an example by the median, which one wrong logit does not change
+        # estimate the constant of an example by the median of its residuals, which a single wrong
+        # logit hardly changes
         residual = np.abs(residual - np.median(residual, axis=1, keepdims=True))
         row, column = np.unravel_index(np.argmax(residual - slack), residual.shape)
         deviation = float(residual[row, column])

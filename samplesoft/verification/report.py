@@ -1,4 +1,4 @@
-"""`VerificationReport`: rows, a summary, a verdict, tables of all values, and a plot."""
+"""`VerificationReport`, the result of `verify`: rows, summary, verdict, tables and a plot."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from samplesoft.verification.row import VerificationRow as VerificationRow  # pu
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# L1 bias in the logits for which the summary shows the number of draws that is needed
+# the summary shows the number of draws with which the L1 bias in the logits is at most this
 TARGET_BIAS = 0.01
 
-# upper bound on the numerical error of a bias that is 0
+# if a bias is not larger than its numerical error, values below this are shown as 0
 _MAX_ROUNDING = 1e-12
 _NAMES = {"logits": "the logits", "h": "h", "class_embeddings": "the class vectors"}
 
@@ -38,16 +38,16 @@ class VerificationReport(Report):
     scheme : str
         Name of the sampling scheme, see `samplesoft.exact_bias`.
     num_classes, num_examples, num_trials : int
-        Numbers of classes and of examples, and of trials for each example, sampler and m.
+        Number of classes; number of examples; number of trials for each example, sampler and m.
     tau : float
         Inverse temperature.
     alpha : float
         Probability that `agrees` is False by chance, if all statistics are normal.
     num_tests, num_untested : int
-        Number of statistics tested in the whole report, and of statistics that were not tested
-        because they have too few effective draws.
+        Number of statistics that were tested in the whole report; number of statistics that were
+        not, because a few rare trials may be most of their variance.
     max_abs_z, z_limit : float
-        Largest ``|z|`` of the report, and the limit by Bonferroni's correction.
+        Largest ``|z|`` of the report, and its limit, with Bonferroni's correction.
     settings : dict
         The argument `settings` of `verify`, which is printed and saved with the report.
     """
@@ -75,7 +75,7 @@ class VerificationReport(Report):
 
     @property
     def has_bounds(self) -> bool:
-        """Whether rows have finite-m bounds, which exist only for some schemes."""
+        """Whether rows have bounds that hold for every m, which exist only for some schemes."""
         return any(row.finite_hold is not None for row in self.rows)
 
     @property
@@ -180,7 +180,7 @@ class VerificationReport(Report):
 
 # the summary -------------------------------------------------------------------------------------
 
-# the rows of one sampler at one m, one for each block
+# the rows of one sampler at one m, one for each block of parameters
 Group = Sequence[VerificationRow]
 
 
@@ -191,16 +191,15 @@ def _rows_by_sampler_and_m(report: VerificationReport) -> list[Group]:
 
 
 def _rows_with_own_tests(group: Group) -> Group:
-    """Return the rows of a group that were tested separately.
+    """Return the rows of a group without those that repeat the tests of another row.
 
-    Rows for class vectors repeat the tests of the logits, and are left out unless there are no
-    other rows.
+    Rows for class vectors repeat the tests of the logits, and are left out if there are other rows.
     """
     return [row for row in group if row.wrt != "class_embeddings"] or group
 
 
 def _summary_table(report: VerificationReport) -> Table:
-    """Return the table of all samplers and numbers of draws."""
+    """Return the summary table, with a line for each sampler and number of draws."""
     columns = [
         Column("proposal", lambda group: group[0].sampler),
         Column("m", lambda group: group[0].num_sampled),
@@ -226,7 +225,7 @@ def _zero_unless_resolved(row: VerificationRow, bias: float | None) -> float | N
 
 
 def _agreement_text(report: VerificationReport, group: Group) -> str:
-    """Return whether Monte Carlo agrees, with the percentage of statistics that were tested."""
+    """Return text: whether Monte Carlo agrees, and the percentage of tested statistics."""
     rows = _rows_with_own_tests(group)
     num_tested = sum(row.num_tested for row in rows)
     if not num_tested:
@@ -234,17 +233,17 @@ def _agreement_text(report: VerificationReport, group: Group) -> str:
 
     abs_scores = [row.max_abs_z or 0.0 for row in rows] + [group[0].loss_z or 0.0]
 
-    # the limit is the same for the whole report
+    # the limit is for all tests of the report, not only those of this group
     if max(abs_scores) > report.z_limit:
         return f"NO, |z| = {max(abs_scores):.3g}"
 
-    # rounded down, so that 100% means all
+    # round the percentage down, so that 100% means that all statistics were tested
     fraction = num_tested / (num_tested + sum(row.num_untested for row in rows))
     return f"yes, {math.floor(100.0 * fraction)}%" if fraction >= 0.01 else "yes, < 1%"
 
 
 def _num_outside_printed(group: Group) -> int:
-    """Return the number of coordinates in a group that are outside the printed Theorem 1."""
+    """Return the number of coordinates outside the bounds of Theorem 1 as printed, in a group."""
     return sum(row.outside_printed or 0 for row in group)
 
 
@@ -285,17 +284,17 @@ def _summary_legend(report: VerificationReport) -> list[str]:
 
 
 def _block_names(report: VerificationReport) -> list[str]:
-    """Return the blocks of parameters in a report, in the order of its rows."""
+    """Return the names of the blocks of parameters in a report, in the order of its rows."""
     return list(dict.fromkeys(row.wrt for row in report.rows))
 
 
 def _counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which gets an s unless the number is 1."""
+    """Return a number with its noun, such as "1 draw" or "2 draws"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _joined(words: Sequence[str]) -> str:
-    """Return words as "a", "a and b" or "a, b and c"."""
+    """Return words joined as "a", "a and b" or "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
@@ -347,7 +346,7 @@ def _bounds_sentence(report: VerificationReport) -> str:
     if not outside:
         return f"{text}; nothing is outside Theorem 1 as printed."
 
-    # the printed proof needs g >= 0: report violations with g >= 0 separately
+    # the proof in the paper needs g >= 0: count also the violations where g >= 0 holds
     num_with_sign = sum(row.outside_with_sign or 0 for row in report.rows)
     where = f"{num_with_sign:,} of them" if num_with_sign else "none"
 
@@ -379,19 +378,19 @@ def _draws_sentence(report: VerificationReport) -> str:
 
 # all values --------------------------------------------------------------------------------------
 
-# without the first four, which identify a row: sampler, m, block, number of coordinates
+# the fields that are values, without the first four: sampler, m, block, number of coordinates
 _VALUE_FIELDS = [column.name for column in fields(VerificationRow)][4:]
 
 
 def _field_value(row: VerificationRow, name: str) -> Any:
-    """Return the value of a field of a row; 0 if it is within the numerical error of the bias."""
+    """Return the value of a field of a row; 0 if it is only numerical error of the bias."""
     value = getattr(row, name)
     is_zero = isinstance(value, float) and abs(value) < _MAX_ROUNDING and not row.resolved
     return 0.0 if is_zero else value
 
 
 def _row_as_column(row: VerificationRow) -> Column:
-    """Return the values of a row as a column of a table, whose lines are the fields."""
+    """Return the values of a row as a column of a table, which has a line for each field."""
 
     def format_field(name: str) -> str:
         value = _field_value(row, name)

@@ -1,9 +1,9 @@
 """Compare the exact bias with Monte Carlo: z-scores, their limit, and which statistics are tested.
 
-A mean over trials is close to normal unless most of its variance is due to a few rare trials. How
-much a rare trial contributes follows from the distribution of S, whose inverse moments are
-one-dimensional integrals. These predictions are accurate to about 10%, and only decide which
-statistics are tested.
+A trial is one random set of draws, with the sum S. A mean over trials is close to normal unless
+most of its variance is due to a few rare trials. How much a rare trial contributes is predicted
+from the means of ``S**-k``, which are one-dimensional integrals. The predictions are accurate to
+about 10%, and only decide which statistics are tested.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from samplesoft.schemes import Scheme
 
 # probability of one false alarm in a whole report, for normal statistics
 ALPHA = 1e-4
-# trials that are expected to draw from a bin: the skewness of a mean is then below 1/20
+# Classes are put into bins from which at least this number of trials is expected to draw, so that
+# the skewness of a bin's mean is below 1/20.
 MIN_EXPECTED_HITS = 400
+# largest predicted skewness of a mean over trials; means with a larger one are not tested
 MAX_SKEWNESS = 1.0 / math.sqrt(MIN_EXPECTED_HITS)
-# smallest observed over predicted standard error for a test
+# smallest ratio of the observed to the predicted standard error; below it, rare trials did not
+# occur, and the mean is not tested
 _MIN_STDERR_RATIO = 0.1
-# relative rounding error of p' in a trial of many draws
+# relative rounding error of p', the softmax over label and draws, in a trial of many draws
 _ROUNDING = 1e-12
 # largest number of bins of classes, without the bin of the label
 _MAX_BINS = 128
-_ATOM_WIDTH = 0.1  # classes whose log weights differ by less are merged
-# step of log u: the trapezoid rule is accurate to three digits
+_ATOM_WIDTH = 0.1  # classes whose log weights round to the same multiple of this are merged
+# step of log u in integrals; the trapezoid rule then has three correct digits
 _LOG_STEP = 0.3
 
 
@@ -50,7 +53,7 @@ class ZScores(NamedTuple):
 
 
 def merge_z_scores(scores: list[ZScores]) -> ZScores:
-    """Concatenate the scores of several examples or blocks, and add up the untested counts."""
+    """Concatenate the z-scores of several examples or blocks; add up their untested statistics."""
     return ZScores(
         np.concatenate([score.z for score in scores]), sum(score.num_untested for score in scores)
     )
@@ -59,9 +62,9 @@ def merge_z_scores(scores: list[ZScores]) -> ZScores:
 def z_limit(num_tests: int, alpha: float = ALPHA) -> float:
     """Return the limit for the largest of `num_tests` normal ``|z|``.
 
-    The largest ``|z|`` exceeds the limit with probability `alpha`.
+    The largest ``|z|`` exceeds the limit with a probability of at most `alpha`.
     """
-    # two-sided, with Bonferroni's correction
+    # each of the two tails of each test gets an equal fraction of alpha (Bonferroni's correction)
     return -NormalDist().inv_cdf(alpha / (2.0 * max(num_tests, 1)))
 
 
@@ -71,17 +74,18 @@ def p_value(max_abs_z: float, num_tests: int) -> float:
 
 
 class Comparison(NamedTuple):
-    """The exact bias b of one example, compared with Monte Carlo estimates e of b.
+    """The exact bias b of one example, compared with its Monte Carlo estimate e.
 
-    The norms of b are estimated by ``sign(b_i) e_i`` for its largest coordinate i, and by
-    ``sign(b) . e``. These are unbiased, because they are linear in e. Norms of e itself would be
-    biased, because e is noisy.
+    The maximum norm of b is estimated by ``sign(b_i) e_i``, where i is the largest coordinate of b,
+    and the L1 norm by ``sign(b) . e``. These estimates are linear in e, and so unbiased. Norms of e
+    itself would be biased, because e is noisy.
     """
 
-    logits: ZScores  # scores of sums of the gradient over bins, and of both norms
-    h: ZScores  # scores of the coordinates of the gradient in h; empty without vectors
-    loss: ZScores  # score of the loss
-    norms: FloatArray  # (2, 2): estimates of max |b_i| and L1 norm; standard errors
+    logits: ZScores  # z of the gradient in the logits, summed over bins, and of both norms
+    h: ZScores  # z of the coordinates of the gradient in h; empty without vectors
+    loss: ZScores  # z of the loss
+    # (2, 2): row 0 has the estimates of max |b_i| and of the L1 norm, row 1 their standard errors
+    norms: FloatArray
 
 
 def compare(
@@ -94,8 +98,9 @@ def compare(
 ) -> Comparison:
     """Simulate one example of a batch, and compare its exact bias with the trials.
 
-    `example` is the index in the batch, `jacobian` (n, d) holds the derivatives of the logits with
-    respect to h, or is None, and `key` is the key of the random stream of the trials.
+    `example` is its index in the batch. `jacobian` (n, d) holds the derivatives of the logits with
+    respect to h; with None, the gradient in h is not compared. `key` is the key of the random
+    stream of the trials.
     """
     logits = inputs.logits[example]
     label = int(inputs.labels[example])
@@ -109,7 +114,7 @@ def compare(
     draw_moments = predict_draw_moments(p, label, q, m, scheme)
     bins = bin_classes(label, draw_moments, num_trials)
 
-    # directions whose products with the bias are its norms, see `Comparison`
+    # the products of these two directions with the bias are its norms, see `Comparison`
     largest = int(np.argmax(np.abs(bias)))
     norms = np.zeros((len(p), 2))
     norms[largest, 0] = np.sign(bias[largest])
@@ -162,11 +167,12 @@ def _z_scores(
     rounding: FloatArray,
     moments: FloatArray,
 ) -> ZScores:
-    """Return the z-scores of P statistics, without the statistics that cannot be tested.
+    """Return the z-scores of P statistics, and the number of statistics that cannot be tested.
 
-    All arrays are (P,): the differences of means from exact values, their standard errors, and
-    bounds on their rounding errors. Differences within rounding have the score 0. `moments` (2, P)
-    are approximate second and third central moments of the statistics in one trial.
+    `difference` (P,) are the means over trials minus the exact values, `stderr` (P,) their standard
+    errors, and `rounding` (P,) bounds on their rounding errors. A difference within its rounding
+    has z = 0. `moments` (2, P) are the predicted second and third central moments of the statistics
+    in one trial.
     """
     beyond_rounding = np.sign(difference) * np.maximum(np.abs(difference) - rounding, 0.0)
     z = np.divide(
@@ -181,7 +187,8 @@ def _z_scores(
     skewness = np.divide(third, second**1.5, out=np.zeros_like(second), where=second > 0.0)
     testable = skewness / math.sqrt(num_trials) <= MAX_SKEWNESS
 
-    # if the standard error is far below its prediction, no rare trial occurred: do not test
+    # If the standard error is far below its prediction, the rare trials that make the variance did
+    # not occur: do not test, unless the difference is within rounding.
     testable &= (beyond_rounding == 0.0) | (
         stderr >= _MIN_STDERR_RATIO * np.sqrt(second / num_trials)
     )
@@ -190,17 +197,19 @@ def _z_scores(
 
 
 class DrawMoments(NamedTuple):
-    """Predicted moments of the draws in a trial of one example, and of their effect on p'.
+    """Predicted moments of the draws in one trial of an example, and of their effect on p'.
 
-    p' is the softmax over the label and the draws: their weights, divided by the sum S.
+    p' is the softmax over the label and the draws: their weights, divided by S, the sum of these
+    weights.
     """
 
     count_variances: FloatArray  # (n,): variance of the number of draws of each class
     hit_probs: FloatArray  # (n,): probability that a trial draws the class
-    mean_fractions: FloatArray  # (n,): mean of the weight of one draw, divided by S
-    added_moments: FloatArray  # (2, n): second and third moments added by draws of a class
+    mean_fractions: FloatArray  # (n,): mean of (weight of one draw of the class) / S
+    # (2, n): what draws of the class add to the second and third central moments of a sum of p'
+    added_moments: FloatArray
     common_moments: FloatArray  # (2,): variance and third absolute moment of (1/S) / E[1/S]
-    base_fraction: float  # mean of the label's fixed term in S, divided by S
+    base_fraction: float  # mean of (term that the label always has in S) / S
 
 
 def predict_draw_moments(
@@ -208,10 +217,11 @@ def predict_draw_moments(
 ) -> DrawMoments:
     """Return `DrawMoments` for one example with softmax `p` (n,) and proposal `q` (n,).
 
-    Draws are independent, and ``S**-k = int u**(k - 1) exp(-u S) du / (k - 1)!``. So the mean of
-    ``S**-k`` is an integral over a power of the Laplace transform of the weight of one draw.
+    ``S**-k = int u**(k - 1) exp(-u S) du / (k - 1)!``, and draws are independent. So the mean of
+    ``S**-k`` is an integral that contains the Laplace transform of the weight of one draw, to the
+    power m.
     """
-    # the label has draw probability 0 if it is excluded or masked
+    # a label that is excluded or masked gets draw probability 0
     draw_probs = q.copy()
     if not scheme.draws_label:
         draw_probs[label] = 0.0
@@ -235,18 +245,19 @@ def predict_draw_moments(
     count_variances = num_draws * draw_probs * (1.0 - draw_probs)
     used_ids = np.flatnonzero((weights > 0.0) & np.isfinite(weights))
 
-    # rows: mean, root mean square, and cube root of the mean cube of one draw's weight over S
+    # With r = (weight of one draw of the class) / S, the rows are E r, (E r**2)**(1/2) and
+    # (E r**3)**(1/3).
     fractions = np.zeros((3, len(p)))
     if not len(used_ids):
         return DrawMoments(
             count_variances, hit_probs, fractions[0], fractions[1:], np.zeros(2), 1.0
         )
 
-    # merge classes of nearly equal weight into a few hundred atoms, because the cost of the
-    # integrals below is proportional to the number of different weights
+    # Merge classes of nearly equal weight into atoms, a few hundred groups with one weight each,
+    # because the cost of the integrals below is proportional to the number of weights.
     keys = np.rint(np.log(weights[used_ids]) / _ATOM_WIDTH)[:, None]
 
-    # with independent inclusion, the classes of an atom must also agree in q and 1 - q
+    # with independent inclusion, the classes of an atom must also have nearly equal q and 1 - q
     if scheme.independent:
         inclusion = draw_probs[used_ids, None]
         keys = np.hstack(
@@ -261,7 +272,7 @@ def predict_draw_moments(
     mass = np.bincount(atom_ids, draw_probs[used_ids]) / class_counts
     atoms = np.exp(np.clip(keys[first_ids, 0] * _ATOM_WIDTH, -LARGEST_EXPONENT, LARGEST_EXPONENT))
 
-    # the integrand is concentrated where u S is about 1, for the likely range of S
+    # the integrand is large where u S is about 1: take u from 1 / (largest S) to 1 / (smallest S)
     min_sum = max(base_mass + (0.0 if scheme.label_in_sum else atoms.min()), 1e-300)
     log_u = np.arange(
         -7.0 - math.log(base_mass + float(num_draws * mass @ (class_counts * atoms)) + atoms.max()),
@@ -275,7 +286,7 @@ def predict_draw_moments(
         u, log_one * (num_draws if num_draws > 1 else 1), np.array([base_mass])
     )[:, 0]
 
-    # given that one draw is of the class, the other draws are random
+    # one draw is fixed, with the weight of each atom in turn, and the other draws are random
     log_others = log_one * (num_draws - 1) if not scheme.independent else log_one
     moments = _inverse_moments(u, log_others, base_mass + atoms)
     orders = np.array([[1.0], [2.0], [3.0]])
@@ -283,13 +294,15 @@ def predict_draw_moments(
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         atom_fractions = np.minimum(atoms * moments ** (1.0 / orders), 1.0)
 
-        # moments of (1/S) / E[1/S]; the third is bounded by its terms, which may cancel
+        # Variance of (1/S) / E[1/S], and a third moment that is not too small even if the terms of
+        # the exact one cancel.
         second = inverse_moments[1] / inverse_moments[0] ** 2
         third = inverse_moments[2] / inverse_moments[0] ** 3
         variance = max(second - 1.0, 0.0)
         third_moment = abs(third - 3.0 * second + 2.0) + variance**1.5
 
-    # without a label's term, 1/S may have no moments
+    # If S has no fixed term of the label, 1/S may have infinite moments. The third moment is then
+    # set so large that means which depend on it are not tested.
     if not math.isfinite(third_moment):
         variance = 1.0
         third_moment = 1e6
@@ -311,11 +324,11 @@ def predict_draw_moments(
 def _log_laplace_transform(
     u: FloatArray, atoms: FloatArray, mass: FloatArray, class_counts: IntArray, scheme: Scheme
 ) -> FloatArray:
-    """Return the log of the Laplace transform, at `u`, of the weight of one draw.
+    """Return the log of the Laplace transform of the weight of one draw, at the nodes `u`.
 
-    With independent inclusion it is the transform of the sum of the weights of all draws. `atoms`
-    are the distinct weights, `mass` their probabilities per class, and `class_counts` their numbers
-    of classes.
+    With independent inclusion it is the transform of the sum of the weights of all draws. An atom
+    is a group of classes with nearly equal weights: `atoms` holds its weight, `mass` the mean draw
+    probability of its classes, and `class_counts` their number.
     """
     # 1 - exp(-u r) loses the digits of a small u r: use -expm1(-u r). exp(-745) underflows to 0.
     drops = -np.expm1(-np.minimum(np.outer(u, atoms), 745.0))
@@ -325,11 +338,11 @@ def _log_laplace_transform(
 
 
 def _inverse_moments(u: FloatArray, log_transform: FloatArray, shift: FloatArray) -> FloatArray:
-    """Return the means (3, len(shift)) of ``(shift + S)**-k`` for k = 1, 2, 3 and each shift.
+    """Return the means (3, len(shift)) of ``(shift + X)**-k`` for k = 1, 2, 3 and each shift.
 
-    `log_transform` is the log of the Laplace transform of S at the nodes `u`.
+    X is a random sum, and `log_transform` the log of its Laplace transform at the nodes `u`.
     """
-    # u**(k - 1) du = u**k d(log u)
+    # the nodes have equal steps of log u, and u**(k - 1) du = u**k d(log u)
     log_u = np.log(u)[:, None]
     log_decay = log_transform[:, None] - np.minimum(np.outer(u, shift), 1e4)
     with np.errstate(over="ignore", under="ignore"):
@@ -340,13 +353,14 @@ def _inverse_moments(u: FloatArray, log_transform: FloatArray, shift: FloatArray
 def bin_classes(label: int, draw_moments: DrawMoments, num_trials: int) -> IntArray:
     """Group classes of similar weight into bins; return the bin of each class (n,), int64.
 
-    At least `MIN_EXPECTED_HITS` trials are expected to draw from a bin, if all trials together
-    suffice for that. Bin 0 contains only the label.
+    At least `MIN_EXPECTED_HITS` trials are expected to draw from each bin; if the trials are too
+    few for two such bins, all classes are in one. The label alone is in bin 0.
     """
     expected_hits = num_trials * draw_moments.hit_probs
     expected_hits[label] = 0.0
 
-    # sort by weight, because one heavy, rare class would dominate the variance of a mixed bin
+    # Sort classes by weight: in a bin of unequal weights, one rare class with a large weight would
+    # dominate the variance.
     order = np.argsort(-draw_moments.mean_fractions, kind="stable")
     order = order[order != label]
 
@@ -376,9 +390,9 @@ def _predict_projection_moments(
 ) -> FloatArray:
     """Predict the second and third absolute central moments (2, P) of ``p' @ directions``.
 
-    `centered` (n, P) are the directions minus their means under the expected p'.
+    `centered` (n, P) are the directions minus their means ``E[p'] @ directions``.
     """
-    # second and third central moments of independent draws add up
+    # the second and third central moments of a sum of independent draws are sums over the draws
     magnitudes = np.abs(centered)
     label_magnitudes = draw_moments.base_fraction * magnitudes[label]
     squares = magnitudes * magnitudes
@@ -393,16 +407,19 @@ def _predict_projection_moments(
 def _predict_bin_moments(
     draw_moments: DrawMoments, bins: IntArray, expected: FloatArray
 ) -> FloatArray:
-    """Predict the second and third moments (2, k) of the sum of p' in each of k bins.
+    """Predict the second and third central moments (2, k) of the sum of p' over each of k bins.
 
-    `expected` (k,) is the mean of this sum.
+    `expected` (k,) are the means of these sums.
     """
     added_moments = [np.bincount(bins, moment) for moment in draw_moments.added_moments]
     return np.stack(added_moments) + _common_factor_moments(draw_moments, np.abs(expected))
 
 
 def _common_factor_moments(draw_moments: DrawMoments, magnitudes: FloatArray) -> FloatArray:
-    """Return the moments (2, k) that the common factor 1/S adds to values with `magnitudes`."""
+    """Return what the variation of 1/S adds to the second and third moments of k values.
+
+    1/S is a common factor of the values, whose absolute values are about `magnitudes` (k,).
+    """
     return draw_moments.common_moments[:, None] * np.stack([magnitudes**2, magnitudes**3])
 
 
@@ -412,7 +429,7 @@ def _predict_loss_moments(
     """Predict the second and third central moments (2, 1) of the loss in a trial."""
     total_variance = draw_moments.count_variances.sum()
 
-    # if the number of draws is fixed, the mean effect of a draw adds no variance
+    # if the number of draws is fixed, the effect that all draws have in common adds no variance
     has_fixed_count = not scheme.independent and total_variance > 0.0
     mean_effect = 0.0
     if has_fixed_count:
@@ -422,7 +439,7 @@ def _predict_loss_moments(
     second = draw_moments.count_variances @ effects**2
     third = draw_moments.count_variances @ effects**3
     if scheme.has_random_count:
-        # without negatives S is the label's term, and the loss is 0
+        # if no negative is drawn, S is only the label's term, and the loss is 0
         empty_prob = float(q[label]) ** m
         if scheme.independent:
             empty_prob = float(np.prod(1.0 - np.minimum(np.delete(q, label), 1.0)))

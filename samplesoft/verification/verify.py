@@ -171,7 +171,8 @@ def verify(
     pairs = [(name, m) for name in samplers for m in counts]
     slices = next(iter(samplers.values())).parts(len(pairs))
     tasks = (
-        # random streams are keyed by index, so that rows do not depend on the order of the tasks
+        # The key of a random stream depends on the index of sampler and m, so that rows do not
+        # depend on the order of the tasks.
         _Task(
             problem.select_examples(examples),
             samplers[name].at(m).of(examples),
@@ -198,7 +199,7 @@ def verify(
             rows += rows_at_m
             comparisons += comparisons_at_m
 
-        # compute these last, so that progress is shown sooner
+        # compute the numbers of draws that are needed last, so that progress is shown sooner
         counts_needed = run_tasks(_num_draws_needed, samplers.values(), task_executor)
         draws_needed = dict(zip(samplers, counts_needed, strict=True))
 
@@ -224,24 +225,25 @@ def verify(
 
 
 def _stream_key(key: np.uint64, index: int) -> np.uint64:
-    """Return the key of random stream number `index`, which is independent of other streams."""
+    """Return the key of random stream number `index` of the streams that belong to `key`."""
     return np.uint64(mix64(key, np.uint64(index)))
 
 
 class _Task(NamedTuple):
-    """A slice of the examples with one sampler at one m: the work of one task."""
+    """The work of one task: a slice of the examples, with one sampler and one number of draws."""
 
     problem: VerificationProblem
     inputs: Inputs
     start: int  # index of the first example of the slice
-    key: np.uint64  # key of the random streams of the examples
+    key: np.uint64  # key from which the random stream of each example is derived
 
 
 class _TaskResult(NamedTuple):
     """The result of a `_Task` for its slice of the examples.
 
-    `blocks` has summaries of each example by block of parameters, `comparisons` has one entry for
-    each example, and `warning` is the text of a warning about lost digits, or None.
+    `blocks` has the values of `row_values` (one per example) for each block of parameters,
+    `comparisons` has one entry for each example, and `warning` is the text of a warning that the
+    exact bias has lost digits, or None.
     """
 
     blocks: dict[str, RowValues]
@@ -253,7 +255,7 @@ def _check_examples(task: _Task) -> _TaskResult:
     """Compare the exact bias of the examples of a task with bounds and with Monte Carlo."""
     problem, inputs, start, key = task
     theory = theory_terms(inputs) if problem.scheme.has_bounds else None
-    if problem.scheme.independent:  # q becomes the probability that m draws contain a class
+    if problem.scheme.independent:  # replace q by the probability that m draws contain the class
         m = inputs.num_sampled
         with np.errstate(divide="ignore"):  # log 0 for a class with q = 1
             inputs = replace(inputs, q=-np.expm1(m * np.log1p(-np.minimum(inputs.q, 1.0))))
@@ -275,8 +277,8 @@ def _make_rows(
 ) -> tuple[list[VerificationRow], list[Comparison]]:
     """Combine the results of all tasks of one sampler at one m.
 
-    Returns a row for each block, and the comparisons of all examples. Issues the first warning of a
-    task.
+    Returns a row for each block of parameters, and the comparisons of all examples. If tasks have
+    warnings, the first one is issued.
     """
     warning = next((result.warning for result in results if result.warning is not None), None)
     if warning is not None:
@@ -292,10 +294,10 @@ def _make_rows(
 def _row_values_of_blocks(
     problem: VerificationProblem, inputs: Inputs, exact: ExactBias, theory: TheoryTerms | None
 ) -> dict[str, RowValues]:
-    """Return summaries (B,) of each example for each block of parameters.
+    """Return the values (B,) of the report's fields for each block of parameters.
 
-    The values of `finite_tightness`, `leading_ratio` and `agapiou_ratio` are norms, which are
-    divided by the bias later.
+    The values of `finite_tightness`, `leading_ratio` and `agapiou_ratio` are not yet ratios, but
+    norms, which `_make_row` divides by the bias.
     """
     m = inputs.num_sampled
     bias = exact.bias
@@ -303,7 +305,7 @@ def _row_values_of_blocks(
     jacobian = problem.jacobian
     ends = None
 
-    # the proofs require that S is the label's term plus a mean of independent draws
+    # the proofs of the bounds require that S is the label's term plus a mean of independent draws
     has_bounds = _has_bounds_for_every_m(problem.scheme)
     if has_bounds:
         finite = finite_sample_bounds_of(inputs)
@@ -326,7 +328,7 @@ def _row_values_of_blocks(
         scale = float(np.abs(jacobian).max())
         blocks["h"] = row_values(bias @ jacobian, error, theory_in_h, ends_in_h, m, scale)
 
-        # moments of the gradient in the logits would need n integrals: omit them
+        # moments are for h only: those of the gradient in the logits would need n integrals
         if has_bounds and problem.class_embeddings is not None:
             moments = exact_gradient_moments_of(inputs, problem.class_embeddings, problem.tau)
             names = ("squared_bias", "variance", "mse")
@@ -349,7 +351,7 @@ def _row_values_of_blocks(
 
 
 def _has_bounds_for_every_m(scheme: Scheme) -> bool:
-    """Return whether the finite-m bounds are proved for a scheme."""
+    """Return whether bounds that hold for every m are proved for a scheme."""
     return scheme.sum_is_label_plus_mean and not scheme.jackknife
 
 
@@ -376,11 +378,11 @@ def _num_draws_needed(inputs: Inputs) -> int | None:
 def _make_row(
     name: str, m: int, wrt: str, example_values: RowValues, comparisons: list[Comparison]
 ) -> VerificationRow:
-    """Return the row of a sampler, m and block, given the values (B,) of all examples."""
+    """Return the row of one sampler, m and block, given the values (B,) of all examples."""
     values = {field: _mean_or_total(field_values) for field, field_values in example_values.items()}
     resolved = values["resolved"] = bool(example_values["resolved"].all())
 
-    # divide norms by the bias, unless that is 0 within its error
+    # divide norms by the bias, unless the bias is 0 within its numerical error
     l1_bias = values["l1_bias"] if resolved else 0.0
     for field in ("finite_tightness", "leading_ratio", "agapiou_ratio"):
         norm = values.pop(field, None)
@@ -389,7 +391,7 @@ def _make_row(
     if wrt == "logits":
         norms = np.array([one.norms for one in comparisons])
 
-        # standard error of the mean of independent estimates
+        # standard error of a mean over the examples, whose estimates are independent
         stderr = np.sqrt((norms[:, 1] ** 2).sum(axis=0)) / len(norms)
         for k, norm in enumerate(("max", "l1")):
             values[f"monte_carlo_{norm}"] = float(norms[:, 0, k].mean())
@@ -414,7 +416,7 @@ def _make_row(
 
 
 def _mean_or_total(example_values: Any) -> Any:
-    """Return the total of integers or booleans, or the mean of floats; None if not finite."""
+    """Return the total of integers or booleans, or the mean of floats (None if not finite)."""
     values = np.asarray(example_values)
     if values.dtype.kind != "f":
         return int(values.sum())
