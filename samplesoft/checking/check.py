@@ -83,10 +83,10 @@ def check_loss(
     ----------
     loss : callable
         ``loss(class_embeddings, h, labels, num_sampled, seed)`` with float64 arrays (n, d), (B, d)
-        and int64 (B,), which draws by itself and returns the losses (B,), or ``(losses, dh)`` with
-        the gradient (B, d) of their sum in `h`, or that and the gradients ``dW`` (n, d) in the
-        class vectors and ``db`` (n,) in the biases. Logits are to be ``tau h . c``. It may share
-        draws among the batch.
+        and int64 (B,). It draws classes by itself, and returns the losses (B,); or ``(losses, dh)``
+        with the gradient (B, d) of their sum in `h`; or also the gradients ``dW`` (n, d) in the
+        class vectors and ``db`` (n,) in the biases. Logits must be ``tau h . c``. The examples of a
+        batch may share draws.
     proposal : array_like of shape (n,), callable, str or sampler
         The distribution from which the loss draws; for in-batch negatives, the probabilities of the
         labels. It is an array, which fixes n; a function of n that returns an array; ``"uniform"``
@@ -108,12 +108,12 @@ def check_loss(
         Whether the loss takes weights (B,) of the examples as its last argument, and multiplies
         losses and gradients by them.
     calls : int
-        Maximum number of calls, a power of two. With few calls, wrong hypotheses may be left too;
-        the report says how many.
+        Maximum number of calls. With few calls, some wrong hypotheses may not be excluded; the
+        report says how many.
     rounding : {"float16", "bfloat16"}, optional
-        Type in which a part of the loss is computed if that is not the type of its results, such as
-        products under autocast. It is measured if draws depend on `seed` and are not changed by
-        small changes of the inputs; otherwise give it with this argument.
+        Type in which some terms of the loss are computed, such as products under autocast, if it is
+        not the type of the results. Rounding is measured if draws depend on `seed` alone and stay
+        the same if inputs change slightly; otherwise pass the type.
     progress : bool
         Show the number of calls on stderr.
     rng : int, numpy.random.Generator or None
@@ -140,25 +140,25 @@ def check_loss(
     effect on the verdict. All hypotheses that are left are named, first the ones with the fewest
     mistakes, then the nearest ones. Hypotheses whose means are always equal are named together.
 
-    A hypothesis whose means fit must also fit the spread of single losses. The mean square of the
-    losses, after subtraction of a constant near their mean, has an exact value too (one integral
-    over powers of the logarithm), and a standard error from fourth powers. This test distinguishes
-    ``masked`` from ``reject`` with few calls. It also finds draws that are not independent, which
-    do not change the mean of a logistic loss: `dependent_draws`. If squares are too skewed to be
-    tested, or have no closed form (jackknife), only the means decide.
+    A hypothesis whose means fit must also fit the spread of single losses. This is tested by the
+    mean square of the losses minus a constant near their mean, which has an exact value too. This
+    test distinguishes ``masked`` from ``reject`` with few calls. It also finds draws that are not
+    independent, which do not change the mean of a logistic loss: `dependent_draws`. If squares are
+    too skewed to be tested, or have no closed form (jackknife), only the means decide.
 
     Less simple hypotheses are tried only if no simpler one fits: draws without replacement,
     corrected by inclusion probabilities or, as in TensorFlow, by the number of tries; a mistake in
     such a loss; another proposal; mistakes with an unknown constant; and two mistakes at once. A
-    loss that seems right is called again on extreme problems. Low logits and labels far ahead of
-    the others reveal masks that leak. Single classes far above all others, at both ends of the
-    range and elsewhere, reveal ranges that are off by one. If `proposal` works for any n, 10,000
-    classes reveal q that are clipped or have a constant added. If n is not fixed, it is otherwise
-    larger than m, so that draws without replacement are possible.
+    loss that seems right is called again on extreme problems. Low logits, and labels whose logits
+    are far above all others, reveal accidental hits that are not fully masked. Single classes far
+    above all others, at both ends of the range and elsewhere, reveal ranges that are off by one. If
+    `proposal` works for any n, a problem with 10,000 classes reveals q that are clipped or have a
+    constant added; the other problems then have n > m, so that draws without replacement are
+    possible.
 
-    Rounding is distinguished from mistakes by a measurement. Along a line of inputs an exact loss
-    is smooth, so that its sixth differences are due to rounding, including float16 and bfloat16
-    rounding of intermediate values.
+    Rounding is measured, so that it is not mistaken for a mistake. Along a line of inputs an exact
+    loss is smooth, so that its sixth differences are due to rounding, including float16 and
+    bfloat16 rounding of intermediate values.
 
     Classes with q = 0, such as padding, are never drawn and are never labels. The full softmax may
     be over the other classes, or over all classes. If the first or last class is never drawn
@@ -496,7 +496,7 @@ def resolve_gradient_factor(observer: Observer, best: Candidate) -> Candidate:
     gradient has no factor of 1 / B.
     """
     if not (best.allowed and best.sums and observer.num_gradients):
-        # for in-batch negatives, `InBatchCandidates` has decided already
+        # nothing to decide; for in-batch negatives, `InBatchCandidates` has decided already
         return best
 
     may_depend_on_size = best.fault == "divided_by_batch" and best.sums[0].loss_factor == 1.0
@@ -618,7 +618,7 @@ def classify_deterministic(observer: Observer) -> list[Candidate]:
                 f"see how {names} is computed."
             )
 
-    # the loss has in-batch negatives, but fits no known candidate
+    # the loss has in-batch negatives, but no candidate fits it
     if observer.has_negatives_of_batch:
         return scores[1:]
 
@@ -695,7 +695,7 @@ def score_squared_losses(
         observed.squared_losses.means - (observed.means[: len(centre)] - centre) ** 2
     )
     predicted_variances = means - (candidate.means[: len(centre)] - centre) ** 2
-    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 if all draws are left out
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 if the loss ignores all draws
         ratio = float(np.sqrt((observed_variances / predicted_variances).mean()))
 
     return replace(candidate, z=max(z, candidate.z), allowed=allowed, sd_ratio=ratio)

@@ -144,12 +144,13 @@ def _counts_with_constant_added(log_added: float) -> ExpectedCounts:
     return lambda drawn: (np.logaddexp(drawn.log_one_draw, log_added), drawn.log_num_draws)
 
 
-# Values of unknown constants that are tried first:
-# log of the number at which q is clipped, or which is added to q;
+# Unknown constants of mistakes are fitted; the values below are tried first.
+# logs of the number at which q is clipped, or which is added to q
 _LOG_LEAST = np.log(10.0) * np.linspace(-9.0, -0.5, 18)
-_PENALTIES = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))  # subtracted from logits of hits;
-_LOGITS = np.linspace(-30.0, 6.0, 19)  # constant logits of masked hits;
-_MARGINS = np.linspace(0.05, 1.25, 9)  # margins of cosines, and of angles in radians.
+# numbers that are subtracted from the logits of accidental hits
+_PENALTIES = np.exp(np.linspace(np.log(0.02), np.log(40.0), 9))
+_LOGITS = np.linspace(-30.0, 6.0, 19)  # constant logits of accidental hits
+_MARGINS = np.linspace(0.05, 1.25, 9)  # margins of cosines, and of angles in radians
 
 
 # The most frequent mistakes come first: if several fit equally well, the report names the first.

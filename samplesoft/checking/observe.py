@@ -54,10 +54,10 @@ _HALF_OF_MIN_FLOAT16 = 2.0**-25  # half of the smallest positive float16
 HALF_PRECISION_UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 # a result with a larger rounding error, relative to the terms of the loss, is in half precision
 _MIN_HALF_PRECISION_ERROR = 1e-4
-# A loss that divides vectors by their norms may add 1e-6 to the norms. It may then change by this
-# number of nats if the vectors get other lengths,
+# If vectors get other lengths, a loss that divides them by their norms may change by this number of
+# nats: it may add 1e-6 to the norms.
 _MAX_CHANGE_BY_LENGTH = 1e-3
-# and have this relative error for unit vectors.
+# allowed relative error of a loss for unit vectors, because it may add 1e-6 to their norms
 _ROUNDING_OF_UNIT_VECTORS = 2e-6
 
 
@@ -189,8 +189,8 @@ class Observer:
         self.measured_rounding = np.zeros(0)
         self._rounding_step = 0.0  # the last of `_LINE_STEPS` that measured rounding
 
-        # call with the same seed and with other seeds, to find out whether the loss is random, and
-        # whether its draws depend on the seed only
+        # Call with the same seed twice, to find out whether draws depend on the seed only, and with
+        # other seeds, to find out whether the loss is random.
         first_means = self._means_of_call(0)
         self.follows_seed = bool(np.array_equal(first_means, self._means_of_call(0)))
         if self.follows_seed:
@@ -208,7 +208,8 @@ class Observer:
         )
 
         self.num_calls = 0
-        self._result_hashes: set[int] = set()  # fewer hashes than calls: some draws were repeated
+        # hashes of the results of all calls; fewer hashes than calls show that results repeat
+        self._result_hashes: set[int] = set()
 
         pilot_means = [
             self._means_of_call(seed) for seed in range(min(_NUM_PILOT_CALLS, 1 + max_calls // 16))

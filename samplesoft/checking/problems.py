@@ -16,9 +16,9 @@ from samplesoft.samplers.frequency import log_uniform_weights
 
 REPLICAS = 16  # copies of each example in a batch
 _MIN_DRAWN_CLASSES = 3  # smallest number of classes with q > 0; with fewer an error is raised
-# If the proposal works for any number of classes n, the problem has at least this n,
+# smallest number of classes n of a problem, if the proposal works for any n
 _MIN_CLASSES = 8
-# and otherwise 2 m classes for m draws, but at most m plus this number.
+# largest n - m for m draws, if the proposal works for any n: up to this number, n is 2 m
 _MAX_CLASSES_BEYOND_M = 32
 # smallest and largest dimension of the vectors, unless a sampler fixes it; with fewer dimensions,
 # `extreme_problems` yields no problem
@@ -271,7 +271,8 @@ _MAX_RAISED_CLASSES = 8  # largest number of raised classes, each in an example 
 # log of the ratio of a raised class's term in S to the sum of all other terms
 _RAISED_LOG_RATIO = 4.0
 _NUM_RAISED_DRAWS = 100.0  # how many draws of a raised class are expected in all calls
-_NUM_DOUBLE_DRAWS = 20.0  # how many sets with repeated draws of the label are expected likewise
+# how many sets that contain the label more than once are expected in all calls
+_NUM_DOUBLE_DRAWS = 20.0
 _MAX_CALLS_FEW_CLASSES = 16384  # largest number of calls on an extreme problem with few classes
 
 

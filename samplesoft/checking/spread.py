@@ -167,10 +167,10 @@ def _regression_on_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, Fl
 _MAX_TERMS = 1 << 14
 # error of the variance of squares, relative to the square of their mean, by cancellation
 _RELATIVE_ERROR_OF_VARIANCE = 1e-6
-# Smallest mean square of (loss - centre) whose sixth moment has correct digits: with smaller ones,
-# squares are not tested. For independent draws:
+# Smallest mean square of (loss - centre) for which the sixth moment has correct digits, with
+# independent draws; for smaller mean squares, squares are not tested.
 _MIN_VARIANCE = 3e-4
-_MIN_VARIANCE_OF_SETS = 3e-3  # for sets of draws
+_MIN_VARIANCE_OF_SETS = 3e-3  # the same limit with sets of draws, whose moments have fewer digits
 # 32 points on the unit circle, in conjugate pairs
 _UNIT_CIRCLE = np.exp(2j * np.pi * (np.arange(32) + 0.5) / 32)
 _FACTORIALS = np.array([factorial(k) for k in range(7)], float)
@@ -292,8 +292,8 @@ def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatA
         powers: FloatArray = product[:, 0] * _FACTORIALS
         return powers
 
-    # E S**-s = int u**(s - 1) E exp(-u S) du / Gamma(s), whose series in s has the moments of log S
-    # as coefficients.
+    # E S**-s = int u**(s - 1) E exp(-u S) du / Gamma(s), and the coefficients of its series in s are
+    # the moments of log S, up to signs and factorials.
     grid = FULL_ACCURACY if sampled_sum.set_distributions is None else MOMENT_ACCURACY
     terms = integral_terms(sampled_sum, example, centre, grid)
     log_moments = [(terms.log_sum_terms * terms.log_u**k).sum() / _FACTORIALS[k] for k in range(6)]

@@ -21,7 +21,7 @@ from samplesoft.bias.inputs import Inputs
 from samplesoft.bias.monte_carlo import simulate
 from samplesoft.schemes import Scheme
 
-# probability of one false alarm in a whole report, for normal statistics
+# probability that a report says "disagrees" by chance, if all its statistics are normal
 ALPHA = 1e-4
 # Classes are put into bins from which at least this number of trials is expected to draw, so that
 # the skewness of a bin's mean is below 1/20.
@@ -41,7 +41,7 @@ _LOG_STEP = 0.3
 
 
 class ZScores(NamedTuple):
-    """z-scores of the tested statistics, and the number of untested ones."""
+    """The z-scores of the tested statistics, and the number of statistics that were not tested."""
 
     z: FloatArray  # Monte Carlo mean minus exact value, in standard errors
     num_untested: int  # statistics with too few effective draws to be close to normal

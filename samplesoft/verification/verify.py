@@ -70,7 +70,7 @@ def verify(
     settings: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
 ) -> VerificationReport:
-    """Check the exact bias of sampled softmax by Monte Carlo, and bounds by the exact bias.
+    """Compare the exact bias of sampled softmax with Monte Carlo estimates and with its bounds.
 
     Parameters
     ----------
@@ -96,8 +96,9 @@ def verify(
         Blocks of parameters: ``logits``, ``h``, ``class_embeddings``. The last two are omitted
         without vectors.
     scheme : str
-        See `exact_bias`. Theorem 1 and the limit are reported for ``negatives`` only; bounds for
-        every m, moments and `samplesoft.self_normalized_terms` also for ``masked``.
+        Name of the scheme, see `exact_bias`. Theorem 1 and the limit of the bias for many draws are
+        reported for ``negatives`` only; bounds for every m, moments and
+        `samplesoft.self_normalized_terms` also for ``masked``.
     num_trials : int
         Monte Carlo trials for each example, sampler and m; at least 2.
     rng : int or numpy.random.Generator or None
@@ -108,8 +109,9 @@ def verify(
     settings : mapping, optional
         Shown and saved with the report, for example the origin of the data.
     executor : concurrent.futures.Executor, optional
-        Computes the examples on its workers, each on one thread: a pool of threads or processes, or
-        ``client.get_executor(pure=False)`` of Dask. The result has the same bits as without it.
+        Its workers compute the examples, each worker on one thread. It is a pool of threads or
+        processes, or ``client.get_executor(pure=False)`` of Dask. The result has the same bits as
+        without it.
 
     Returns
     -------
@@ -125,16 +127,17 @@ def verify(
     Warns
     -----
     RuntimeWarning
-        As `exact_bias`; and if two or more examples show that `logits` are not products of `h`,
-        `class_embeddings` and `tau`, up to float32 rounding.
+        In the cases in which `exact_bias` warns; and if two or more examples show that `logits` are
+        not products of `h`, `class_embeddings` and `tau`, up to float32 rounding.
 
     Notes
     -----
-    Monte Carlo is compared for bins of classes of similar weight, each drawn in at least 400
-    trials, for every coordinate of h, for two norms and for the loss. If the skewness of a
-    statistic, predicted from the proposal, exceeds 1/20, its standard error would be misleading: it
-    is counted as untested. The whole report has one Bonferroni limit, which a correct library
-    exceeds with probability 1e-4 if the statistics are normal.
+    Four kinds of statistics are compared with Monte Carlo: the gradient in the logits, summed over
+    bins of classes of similar weight; each coordinate of the gradient in h; two norms of the bias;
+    and the loss. If the trials are enough, 400 or more are expected to draw from each bin. If the
+    predicted skewness of a statistic exceeds 1/20, its standard error would be misleading, and it
+    is counted as untested. The whole report has one limit for ``|z|``, with Bonferroni's
+    correction, which a correct library exceeds with probability 1e-4 if the statistics are normal.
 
     References
     ----------
