@@ -213,7 +213,7 @@ class InBatchCandidates:
                 continue
 
             seen_keys.add(key)
-            # for the bias in the report: means over random batches, whose labels are like draws
+            # the report shows a bias: use means over random batches, whose labels are like draws
             if loss.fault is None:
                 expected = expectation(loss.estimator(problem, m, self._size))
             if loss.fault is None or loss.count_rule == 1:

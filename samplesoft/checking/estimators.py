@@ -423,7 +423,7 @@ class Estimator:
         return logits - problem.tau * self.label_margin, 1.0
 
     def _extra_label_bias(self, problem: Problem) -> FloatArray | float:
-        """Return the biases (E,) that a fault adds to the labels' logits again; 0 if no biases."""
+        """Return the labels' biases (E,) times ``label_bias_factor - 1``, or 0 without biases."""
         if problem.biases is None:
             return 0.0
         extra_bias: FloatArray = (self.label_bias_factor - 1) * problem.biases[problem.labels]

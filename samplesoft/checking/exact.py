@@ -51,7 +51,7 @@ MOMENT_ACCURACY = IntegrationGrid(step=0.4, left_margin=36.0)  # for moments of 
 _RIGHT_MARGIN = 4.5
 # largest number of values in an array over u and classes, so that it fits into a cache
 _MAX_CHUNK_VALUES = 1 << 16
-# largest number of classes with _FULL_ACCURACY; with more, _HIGH_ACCURACY saves time
+# largest number of classes with FULL_ACCURACY; with more, _HIGH_ACCURACY saves time
 _MAX_CLASSES_FULL_ACCURACY = 64
 # Larger logits, which only draws of very rare classes have, are lowered to this: u exp(logit) would
 # overflow.
@@ -62,7 +62,7 @@ _MIN_LOG = -1e300
 
 
 class Means(NamedTuple):
-    """Means over the random draws: of the losses (E,), and of the gradients in logits (E, n)."""
+    """The mean losses (E,) over random draws, and the mean gradients in the logits (E, n)."""
 
     losses: FloatArray
     d_logits: FloatArray

@@ -110,7 +110,7 @@ class LossReport(Report):
 
     @property
     def ok(self) -> bool:
-        """Whether the loss is right: a scheme without a mistake fits, and no mistake fits too.
+        """Whether the loss is right: a scheme without a mistake fits, and none with a mistake.
 
         If it is True, ``samplesoft check`` without ``--scheme`` has the exit status 0.
         """
@@ -339,7 +339,7 @@ class LossReport(Report):
         figure, axes = titled_figure(self._verdict_lines()[0], (8.5, 1.7 + 0.27 * len(nearest)))
         axes.spines["left"].set_visible(False)
 
-        # distances from 0.1 to a million fit on one logarithmic axis
+        # clip the distances to the ends of the logarithmic axis
         axis_start = _MIN_Z if self.is_random else _MIN_DIFFERENCE
         z = np.clip([s.z for s in nearest], axis_start, _MAX_Z)
         colours = [_ALLOWED if s.allowed else _EXCLUDED for s in nearest]

@@ -292,8 +292,8 @@ def loss_moments(sampled_sum: SampledSum, example: int, centre: float) -> FloatA
         powers: FloatArray = product[:, 0] * _FACTORIALS
         return powers
 
-    # E S**-s = int u**(s - 1) E exp(-u S) du / Gamma(s), and the coefficients of its series in s are
-    # the moments of log S, up to signs and factorials.
+    # E S**-s = int u**(s - 1) E exp(-u S) du / Gamma(s). The coefficients of its series in s are,
+    # up to signs and factorials, the moments of log S.
     grid = FULL_ACCURACY if sampled_sum.set_distributions is None else MOMENT_ACCURACY
     terms = integral_terms(sampled_sum, example, centre, grid)
     log_moments = [(terms.log_sum_terms * terms.log_u**k).sum() / _FACTORIALS[k] for k in range(6)]

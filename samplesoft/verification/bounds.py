@@ -46,12 +46,12 @@ class TheoryTerms(NamedTuple):
     limit: FloatArray  # (B, P): limit of m times the bias for many draws m
 
     def to_parameters(self, jacobian: FloatArray) -> TheoryTerms:
-        """Return the terms for P parameters, in which the logits have the `jacobian` (n, P)."""
+        """Return the terms for P parameters; `jacobian` (n, P): derivatives of logits in them."""
         return self._replace(g=self.g @ jacobian, limit=self.limit @ jacobian)
 
 
 def theory_terms(inputs: Inputs) -> TheoryTerms:
-    """Return the theory's terms for a batch, with respect to its logits; the same for every m."""
+    """Return the `TheoryTerms` of a batch for its logits; they do not depend on m."""
     terms = theorem1_terms_of(inputs)
     return TheoryTerms(terms, terms.negative_probs, asymptotic_bias_of(inputs))
 
@@ -75,7 +75,7 @@ def row_values(
     theory : TheoryTerms or None
         Terms of Theorem 1 with respect to the same parameters.
     ends : tuple of two ndarrays, shape (B, P), or None
-        Lower and upper finite-m bounds.
+        Lower and upper bounds on the bias that hold for every m.
     m : int
         Number of draws.
     scale : float or ndarray, shape (B,)
@@ -109,7 +109,7 @@ def row_values(
         values |= {
             "finite_outside": num_outside(lower, upper),
             "finite_tightness": (upper - lower).sum(axis=1),
-            # an interval that contains 0 gives no lower bound on |bias|
+            # an interval that contains 0 gives no lower bound on |bias| except 0
             "finite_min_max": np.maximum(np.maximum(lower.max(axis=1), -upper.min(axis=1)), 0.0),
             "finite_max_max": max_abs_bias.max(axis=1),
             "finite_max_l1": max_abs_bias.sum(axis=1),

@@ -85,12 +85,12 @@ class VerificationReport(Report):
 
     @property
     def bounds_hold(self) -> bool:
-        """Whether the finite-m bounds and the corrected theorem hold; True if there are none."""
+        """Whether the bounds for every m and the corrected theorem hold; True without bounds."""
         return all(row.finite_hold is not False and not row.corrected_outside for row in self.rows)
 
     @property
     def ok(self) -> bool:
-        """Whether `agrees` and `bounds_hold`; violations of the printed theorem are no errors."""
+        """Whether `agrees` and `bounds_hold` are True; Theorem 1 as printed may be violated."""
         return self.agrees and self.bounds_hold
 
     @property
@@ -105,7 +105,7 @@ class VerificationReport(Report):
             name: getattr(self, name) for name in ("agrees", "bounds_hold", "ok", "verdict")
         }
         values = asdict(self) | findings
-        rows = values.pop("rows")  # put the longest item last
+        rows = values.pop("rows")  # put the rows, which are the longest item, last
         return values | {"rows": rows}
 
     def to_csv(self) -> str:
@@ -147,7 +147,7 @@ class VerificationReport(Report):
         meanings = field_descriptions(VerificationRow)
         names = [name for name in _VALUE_FIELDS if name in shown_names]
 
-        # fields with the same description are adjacent: explain them together
+        # print a description that adjacent fields share only once, after all their names
         descriptions = [
             f"{', '.join(group)}: {meaning}."
             for meaning, group in groupby(names, lambda name: meanings.get(name, name))
