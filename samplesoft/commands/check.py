@@ -84,7 +84,7 @@ _OPTIONS: Options = {
         choices=HALF_PRECISION_UNITS,
     ),
     "calls": Option(
-        f"maximum number of calls, a power of two (default {_DEFAULT_MAX_CALLS}); with few calls "
+        f"maximum number of calls (default {_DEFAULT_MAX_CALLS}); with few calls "
         "some wrong hypotheses may remain, and the report says how many",
         parse=positive_int,
         metavar="N",
