@@ -330,7 +330,7 @@ def writable(array: NDArray[Any]) -> NDArray[Any]:
     return array if array.flags.writeable else np.array(array)  # np.array copies a memmap to memory
 
 
-def copy_read_only_arrays(arrays: dict[str, Any]) -> None:
+def make_arrays_writable(arrays: dict[str, Any]) -> None:
     """Replace the read-only NumPy arrays in the dict `arrays` by writable copies, in place.
 
     Call this before arrays are updated. A model that `joblib.load` has mapped from a file predicts

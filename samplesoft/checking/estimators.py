@@ -475,11 +475,11 @@ class Estimator:
 def _set_distributions_by_tries(
     found: list[tuple[tuple[int, float, Sets], ...]],
 ) -> list[tuple[FloatArray, tuple[Sets, ...], FloatArray]]:
-    """Return the distribution of the drawn set as a list of cases, one for each number of tries.
+    """Return the distribution of the drawn set as a list of cases.
 
-    A case is as in `Estimator._set_distributions`. `found` holds, for each example, one tuple
-    (number of tries, its probability, distribution of the set) per number. It holds no tuple for an
-    example with too many numbers; the list is then empty.
+    A case is as in `Estimator._set_distributions`. `found` holds, for each example, the tuples that
+    `by_tries` returns: (number of tries, weight, distribution of the set). If an example has none,
+    because too many numbers of tries or classes are possible, the result is an empty list.
     """
     if not all(found):
         return []

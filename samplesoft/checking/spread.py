@@ -112,7 +112,7 @@ def linearised_spread(
         if sampled_sum.set_distributions[0].is_independent:
             mean_weights = np.zeros_like(probs)
         elif not sampled_sum.set_distributions[0].has_last:
-            mean_weights, slopes, residual_variances = _regression_on_counts(probs)
+            mean_weights, slopes, residual_variances = _regression_on_num_draws(probs)
 
     spreads = []
     for change in changes:
@@ -140,7 +140,7 @@ def linearised_spread(
     return Spread(np.sqrt(variances), skewness)
 
 
-def _regression_on_counts(probs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _regression_on_num_draws(probs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the regression on the number of draws, which is fixed, of ``sum_j a_j I_j``.
 
     I_j is 1 if class j is drawn at least once; its probability is p_j in `probs` (E, 1, n). Suppose

@@ -218,12 +218,12 @@ class SampledLoss(Loss):
             label_logits = np.abs(label_logits)
             sampled_scores = np.abs(sampled_scores)  # a copy: derivatives overwrite it
 
-        counts_draws_once = self.label_reduction == "ova"
+        counts_draws_once_per_example = self.label_reduction == "ova"
         keeps_label_hits = properties.draws_label
         keeps_other_hits = not self.mask_other_labels
 
         # if each draw counts once per example, hits of all labels of the example are treated alike
-        if counts_draws_once:
+        if counts_draws_once_per_example:
             keeps_label_hits = keeps_other_hits = keeps_label_hits and keeps_other_hits
 
         # search for accidental hits only if a label is drawn and hits must be masked or counted
@@ -278,7 +278,7 @@ class SampledLoss(Loss):
             hit_columns=hit_columns,
             keeps_label_hits=keeps_label_hits,
             keeps_other_hits=keeps_other_hits,
-            counts_draws_once=counts_draws_once,
+            counts_draws_once_per_example=counts_draws_once_per_example,
         )
 
         losses, d_labels, d_sampled = losses_and_derivatives(pairs, targets, loss_kernel, weights)

@@ -55,7 +55,7 @@ class Pairs(NamedTuple):
     hit_columns: IntArray  # columns of `sampled_scores`
     keeps_label_hits: bool
     keeps_other_hits: bool
-    counts_draws_once: bool  # only the first pair of an example has draws
+    counts_draws_once_per_example: bool  # only the first pair of an example has draws
 
 
 @njit
@@ -549,7 +549,7 @@ def has_draws(pairs: Pairs, p: int) -> bool:
     If draws count once per example, only the example's first pair includes them.
     """
     is_first = not (p > 0 and pairs.example_ids[p - 1] == pairs.example_ids[p])
-    return is_first or not pairs.counts_draws_once
+    return is_first or not pairs.counts_draws_once_per_example
 
 
 @njit_bare

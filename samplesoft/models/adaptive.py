@@ -23,7 +23,7 @@ from samplesoft._validation import (
     as_float_rows,
     as_labels,
     as_positive,
-    copy_read_only_arrays,
+    make_arrays_writable,
     scale_by_power_of_two,
 )
 from samplesoft.kernels.products import product
@@ -215,7 +215,7 @@ class AdaptiveSoftmax:
             Gradients under the names of `parameters`, of the head and of those tails that have
             labels in the batch.
         """
-        copy_read_only_arrays(self.parameters)  # the optimizer will update them
+        make_arrays_writable(self.parameters)  # the optimizer will update them
         head_cache, tail_caches = cache
         head_gradients = self._loss.backward(head_cache)
         dh = head_gradients.dh

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from samplesoft._jit import njit
-from samplesoft._validation import IntArray, as_csr, as_real_array, copy_read_only_arrays
+from samplesoft._validation import IntArray, as_csr, as_real_array, make_arrays_writable
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets, checked_targets
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows, Sampler
@@ -154,8 +154,8 @@ class FeatureLayer(SoftmaxLayer):
         gradient has rows of ``"weights"``, or single entries of the flattened array if classes are
         drawn.
         """
-        copy_read_only_arrays(self.parameters)
-        copy_read_only_arrays(self._counters)
+        make_arrays_writable(self.parameters)
+        make_arrays_writable(self._counters)
         block_gradient = self.loss.backward(cache.loss_cache).dW
         features = cache.features
         classes = cache.classes[block_gradient.ids]

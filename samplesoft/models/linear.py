@@ -17,8 +17,8 @@ from samplesoft._validation import (
     as_count,
     as_float_rows,
     as_two_dimensional,
-    copy_read_only_arrays,
     is_finite,
+    make_arrays_writable,
     require_well_formed,
 )
 from samplesoft.kernels.products import product
@@ -145,7 +145,7 @@ class Linear:
         gradient of the weights is dense for dense inputs. For sparse inputs it has only the rows of
         the features that occur.
         """
-        copy_read_only_arrays(self.parameters)  # the optimizer will update them
+        make_arrays_writable(self.parameters)  # the optimizer will update them
         weights = self.parameters["weights"]
         shape = (cache.shape[0], weights.shape[1])
 

@@ -23,7 +23,7 @@ from samplesoft._validation import (
     as_nonnegative,
     as_positive,
     as_real_array,
-    copy_read_only_arrays,
+    make_arrays_writable,
     require_instance,
 )
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
@@ -342,9 +342,9 @@ class LinearSoftmax:
 
         References to the old arrays no longer refer to parameters of the model.
         """
-        copy_read_only_arrays(self.softmax.parameters)
+        make_arrays_writable(self.softmax.parameters)
         if self.settings.embedding_dim is not None:
-            copy_read_only_arrays(self.embedding.parameters)
+            make_arrays_writable(self.embedding.parameters)
 
     def step(
         self,

@@ -19,7 +19,7 @@ from samplesoft._validation import (
     as_array_dict,
     as_count,
     as_flag,
-    copy_read_only_arrays,
+    make_arrays_writable,
 )
 from samplesoft.losses.base import Cache, Loss, SparseRows, Targets
 from samplesoft.losses.sampled import SampledLoss, Seed
@@ -247,7 +247,7 @@ class SoftmaxLayer:
         gradients : dict of str to SparseRows
             Gradients under the names of `parameters`.
         """
-        copy_read_only_arrays(self.parameters)  # the optimizer will update them
+        make_arrays_writable(self.parameters)  # the optimizer will update them
         loss_gradients = self.loss.backward(cache)
         gradients = {"class_embeddings": loss_gradients.dW}
         if loss_gradients.db is not None:

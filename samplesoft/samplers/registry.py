@@ -360,7 +360,8 @@ SAMPLERS: dict[str, SamplerSpec] = {
         unit_vectors=True,
         cuda=True,
     ),
-    # Choromanski et al. (2021), as proposals: estimates are never negative
+    # Choromanski et al. (2021); their estimates of the kernel are never negative, so that they can
+    # be used as draw probabilities
     "positive": _spec_from_fields(
         partial(PositiveSampler, leaf="kernel"),
         "positive random features of exp(tau h . c)",

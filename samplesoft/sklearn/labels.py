@@ -224,10 +224,10 @@ def infer_codec(y: Any, classes: Any = None) -> LabelCodec:
 
 
 def _labels_form_and_columns(name: str, y: Any) -> tuple[Any, str, NDArray[Any] | None]:
-    """Return labels without their container, their form, and the names of their columns or None.
+    """Return three values: the labels, their form, and the names of their columns or None.
 
-    A container is a dataframe, a series or an array. A series or an array of lists becomes a list
-    of lists. `name` is the name of the argument in errors.
+    The labels are taken out of a dataframe of several columns. A series or an array of lists
+    becomes a list of lists. `name` is the name of the argument in errors.
     """
     if hasattr(y, "columns") and hasattr(y, "__array__"):
         columns = list(y.columns)

@@ -97,7 +97,7 @@ class VerificationReport(Report):
     def verdict(self) -> str:
         """The result in up to three sentences: Monte Carlo, bounds, and draws that are needed."""
         return " ".join(
-            filter(None, (_trials_sentence(self), _bounds_sentence(self), _draws_sentence(self)))
+            filter(None, (_agreement_sentence(self), _bounds_sentence(self), _draws_sentence(self)))
         )
 
     def _values(self) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def _joined(words: Sequence[str]) -> str:
 # the verdict -------------------------------------------------------------------------------------
 
 
-def _trials_sentence(report: VerificationReport) -> str:
+def _agreement_sentence(report: VerificationReport) -> str:
     """Return a sentence that says whether Monte Carlo agrees, and what could not be tested."""
     if report.num_tests == 0:
         return (

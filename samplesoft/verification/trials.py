@@ -196,7 +196,7 @@ def _z_scores(
     return ZScores(z[testable], int((~testable).sum()))
 
 
-class DrawMoments(NamedTuple):
+class PredictedDrawMoments(NamedTuple):
     """Predicted moments of the draws in one trial of an example, and of their effect on p'.
 
     p' is the softmax over the label and the draws: their weights, divided by S, the sum of these
@@ -214,8 +214,8 @@ class DrawMoments(NamedTuple):
 
 def predict_draw_moments(
     p: FloatArray, label: int, q: FloatArray, m: int, scheme: Scheme
-) -> DrawMoments:
-    """Return `DrawMoments` for one example with softmax `p` (n,) and proposal `q` (n,).
+) -> PredictedDrawMoments:
+    """Return `PredictedDrawMoments` for one example with softmax `p` (n,) and proposal `q` (n,).
 
     ``S**-k = int u**(k - 1) exp(-u S) du / (k - 1)!``, and draws are independent. So the mean of
     ``S**-k`` is an integral that contains the Laplace transform of the weight of one draw, to the
@@ -249,7 +249,7 @@ def predict_draw_moments(
     # (E r**3)**(1/3).
     fractions = np.zeros((3, len(p)))
     if not len(used_ids):
-        return DrawMoments(
+        return PredictedDrawMoments(
             count_variances, hit_probs, fractions[0], fractions[1:], np.zeros(2), 1.0
         )
 
@@ -311,7 +311,7 @@ def predict_draw_moments(
     added_moments = count_variances * np.stack([fractions[1] ** 2, fractions[2] ** 3])
     common_moments = np.array([variance, third_moment])
 
-    return DrawMoments(
+    return PredictedDrawMoments(
         count_variances,
         hit_probs,
         fractions[0],
@@ -350,7 +350,7 @@ def _inverse_moments(u: FloatArray, log_transform: FloatArray, shift: FloatArray
     return _LOG_STEP * np.stack([sums[0], sums[1], sums[2] / 2.0])
 
 
-def bin_classes(label: int, draw_moments: DrawMoments, num_trials: int) -> IntArray:
+def bin_classes(label: int, draw_moments: PredictedDrawMoments, num_trials: int) -> IntArray:
     """Group classes of similar weight into bins; return the bin of each class (n,), int64.
 
     At least `MIN_EXPECTED_HITS` trials are expected to draw from each bin; if the trials are too
@@ -386,7 +386,7 @@ def bin_classes(label: int, draw_moments: DrawMoments, num_trials: int) -> IntAr
 
 
 def _predict_projection_moments(
-    draw_moments: DrawMoments, label: int, centered: FloatArray
+    draw_moments: PredictedDrawMoments, label: int, centered: FloatArray
 ) -> FloatArray:
     """Predict the second and third absolute central moments (2, P) of ``p' @ directions``.
 
@@ -405,7 +405,7 @@ def _predict_projection_moments(
 
 
 def _predict_bin_moments(
-    draw_moments: DrawMoments, bins: IntArray, expected: FloatArray
+    draw_moments: PredictedDrawMoments, bins: IntArray, expected: FloatArray
 ) -> FloatArray:
     """Predict the second and third central moments (2, k) of the sum of p' over each of k bins.
 
@@ -415,7 +415,9 @@ def _predict_bin_moments(
     return np.stack(added_moments) + _common_factor_moments(draw_moments, np.abs(expected))
 
 
-def _common_factor_moments(draw_moments: DrawMoments, magnitudes: FloatArray) -> FloatArray:
+def _common_factor_moments(
+    draw_moments: PredictedDrawMoments, magnitudes: FloatArray
+) -> FloatArray:
     """Return what the variation of 1/S adds to the second and third moments of k values.
 
     1/S is a common factor of the values, whose absolute values are about `magnitudes` (k,).
@@ -424,7 +426,12 @@ def _common_factor_moments(draw_moments: DrawMoments, magnitudes: FloatArray) ->
 
 
 def _predict_loss_moments(
-    draw_moments: DrawMoments, label: int, q: FloatArray, p: FloatArray, m: int, scheme: Scheme
+    draw_moments: PredictedDrawMoments,
+    label: int,
+    q: FloatArray,
+    p: FloatArray,
+    m: int,
+    scheme: Scheme,
 ) -> FloatArray:
     """Predict the second and third central moments (2, 1) of the loss in a trial."""
     total_variance = draw_moments.count_variances.sum()

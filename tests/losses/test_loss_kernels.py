@@ -125,10 +125,12 @@ def test_a_masked_draw_has_exactly_no_part_in_logistic_regression():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize(
-    ("keeps_label_hits", "keeps_other_hits", "counts_draws_once"),
+    ("keeps_label_hits", "keeps_other_hits", "counts_draws_once_per_example"),
     list(itertools.product([0, 1], repeat=3)),
 )
-def test_corrections_and_hits(dtype, shared, keeps_label_hits, keeps_other_hits, counts_draws_once):
+def test_corrections_and_hits(
+    dtype, shared, keeps_label_hits, keeps_other_hits, counts_draws_once_per_example
+):
     rng = np.random.default_rng(0)
     label_logits, sampled_scores = rng.normal(size=4), rng.normal(size=(3, 4)).astype(dtype)
     example_ids, labels = np.array([0, 1, 1, 2]), np.array([1, 2, 0, 3])
@@ -154,7 +156,7 @@ def test_corrections_and_hits(dtype, shared, keeps_label_hits, keeps_other_hits,
         hit_columns=columns,
         keeps_label_hits=bool(keeps_label_hits),
         keeps_other_hits=bool(keeps_other_hits),
-        counts_draws_once=bool(counts_draws_once),
+        counts_draws_once_per_example=bool(counts_draws_once_per_example),
     )
     logits = np.empty((4, 5))
     write_pair_logits(pairs, 0, logits)
@@ -168,7 +170,7 @@ def test_corrections_and_hits(dtype, shared, keeps_label_hits, keeps_other_hits,
             and not keeps_label_hits
             or is_other
             and not keeps_other_hits
-            or counts_draws_once
+            or counts_draws_once_per_example
             and p == 2
         ):
             wanted[p, k] = -INF
@@ -212,7 +214,7 @@ def pairs_without_hits(**arrays):
         hit_columns=none,
         keeps_label_hits=False,
         keeps_other_hits=True,
-        counts_draws_once=False,
+        counts_draws_once_per_example=False,
     )
 
 
@@ -243,7 +245,13 @@ def test_slopes_of_pairs_become_those_of_examples():
     [(softmax_kernel, merge_exponentials, ()), (logistic_kernel, merge_softplus, (1.0,))],
 )
 def test_merged_draws_differentiate_as_rows_do(
-    terms, merge, parameters, keeps_label_hits, keeps_other_hits, counts_draws_once, plain
+    terms,
+    merge,
+    parameters,
+    keeps_label_hits,
+    keeps_other_hits,
+    counts_draws_once_per_example,
+    plain,
 ):
     """Of examples with one label, several, and draws all of which are labels."""
     rng = np.random.default_rng(0)
@@ -263,7 +271,7 @@ def test_merged_draws_differentiate_as_rows_do(
         hit_columns=columns,
         keeps_label_hits=keeps_label_hits,
         keeps_other_hits=keeps_other_hits,
-        counts_draws_once=counts_draws_once,
+        counts_draws_once_per_example=counts_draws_once_per_example,
     )
     found = []
     if plain:

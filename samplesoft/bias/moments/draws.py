@@ -74,7 +74,7 @@ def make_draw_quadrature(draws: Draws) -> DrawQuadrature | None:
 
 def term_rounding(draws: Draws) -> float:
     """Return the relative rounding error of a term of the integrals."""
-    return relative_term_error(max(draws.max_log_product, draws.max_base_log))
+    return relative_term_error(max(draws.max_log_product, draws.max_abs_log_in_base))
 
 
 def gradient_mse_of_draws(draws: Draws, centred: FloatArray) -> tuple[float, float]:

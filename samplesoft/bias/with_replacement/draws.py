@@ -210,7 +210,7 @@ class Draws:
         return len(self.totals.medians) > 0
 
     @property
-    def max_base_log(self) -> float:
+    def max_abs_log_in_base(self) -> float:
         """The largest |log| of a factor of the base mass, for rounding errors; 0 without one."""
         logs = [self.log_label] if self.scheme.label_in_sum else []
         if self.scheme.corrects_label:

@@ -181,7 +181,7 @@ class Integral:
         spread = math.sqrt(max(float(atoms.points.q_zeta2.sum()), 0.0))
 
         # relative rounding error of the terms of the bias, which contain the base mass
-        self.bias_unit = max(unit, relative_term_error(draws.max_base_log))
+        self.bias_unit = max(unit, relative_term_error(draws.max_abs_log_in_base))
         # relative rounding error of the terms of the loss bias, in which each ratio is weighted by
         # the softmax
         self.loss_unit = max(unit, relative_term_error(draws.max_log_prob))
@@ -292,7 +292,8 @@ def bias_of_classes(
     class_flows = draws.draw_probs * ratios.kappa
     total = flows.total
     if atoms.panel_ids is None:
-        # each class that can be drawn is an atom; a last atom may represent weightless draws
+        # each class that can be drawn is an atom; if draws of the label are masked, the last atom
+        # stands for them
         active = draws.draw_probs > 0.0
         by_class = np.empty(len(atoms.order))
         by_class[atoms.order] = flows.values

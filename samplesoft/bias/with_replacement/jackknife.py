@@ -40,10 +40,10 @@ _SIGNS = np.array([[-1.0], [1.0]])
 
 
 def jackknife_weights(draws: Draws, nodes: TiltedNodes, unit: float) -> Iterator[NodeWeights]:
-    """Yield several node weights, which give the same bias with different rounding errors.
+    """Yield weights of the nodes that give the same bias, but with different rounding errors.
 
-    Those that suffice most often come first. `unit` is the relative error of a loss term that is
-    proportional to a ratio.
+    Those whose errors are most often small enough come first. `unit` is the relative error of a
+    ratio, and so of a loss term proportional to it.
     """
     v_base = np.exp(np.minimum(nodes.x + draws.log_base, LARGEST_EXPONENT))
     # s = v B - log T, with the base mass B: both terms are positive

@@ -633,10 +633,11 @@ def _terms_far(parts: _DerivativeTerms, ahead: float, ahead_size: float) -> tupl
 def _terms_near(
     parts: _DerivativeTerms, away: float, ratio: float, e: float
 ) -> tuple[float, float]:
-    """Return (c0 D + c1 v D' + c2 v**2 D'') / (-psi_R v (r - R)), and the magnitudes of its terms.
+    """Return (c0 D + c1 v D' + c2 v**2 D'') / (-psi_R v (r - R)), and its summed magnitudes.
 
-    It is for r near R, where D = psi - psi_R would cancel. `away` is v (r - R), at most 1 in
-    magnitude, `e` is exp(-away), and `ratio` is (1 - e) / away. The magnitudes are summed.
+    This is `_terms_far` for a ratio r near the reference ratio R, where D = psi - psi_R would
+    cancel. `away` is v (r - R), at most 1 in magnitude; `e` is exp(-away); `ratio` is
+    (1 - e) / away.
     """
     value = parts.c0 * ratio - parts.c1 * (parts.lead * ratio - e)
     value += parts.c2 * (parts.square * ratio - (2.0 * parts.lead + away) * e)

@@ -243,7 +243,7 @@ def assemble(
     """
     scheme = draws.scheme
     t = draws.label
-    # (B9); for all classes except the label t, (B8), (B11) and (B12) are the same
+    # (B9); (B8), (B11) and (B12) differ from it only at the label t
     bias = flows - draws.probs * (total + label_flow)
     if t is not None and scheme.label_is_a_draw:
         bias[t] = 0.0

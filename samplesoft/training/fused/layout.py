@@ -46,7 +46,8 @@ class LossSettings(NamedTuple):
     absolute: bool  # whether logits are absolute values of scores
     keeps_label_hits: bool  # whether draws of the pair's label remain in the loss
     keeps_other_hits: bool  # whether draws of the example's other labels remain
-    counts_draws_once: bool  # whether draws count once for an example, not for each of its labels
+    # whether draws count once for an example, not for each of its labels
+    counts_draws_once_per_example: bool
 
 
 class StepClasses(NamedTuple):

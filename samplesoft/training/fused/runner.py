@@ -459,7 +459,7 @@ def make_step_runner(differentiate: Kernel, update_rows: Kernel, draws_are_class
                         hit_columns=hits.columns,
                         keeps_label_hits=loss.keeps_label_hits,
                         keeps_other_hits=loss.keeps_other_hits,
-                        counts_draws_once=loss.counts_draws_once,
+                        counts_draws_once_per_example=loss.counts_draws_once_per_example,
                     ),
                     pair_start,
                     pair_stop,

@@ -137,15 +137,15 @@ def _loss_settings(loss: Loss) -> LossSettings:
     keeps_other_hits = not loss.mask_other_labels
     # one versus all counts a draw once for an example, so that draws of any of the example's labels
     # are treated alike
-    counts_draws_once = loss.label_reduction == "ova"
+    counts_draws_once_per_example = loss.label_reduction == "ova"
 
     return LossSettings(
         tau=loss.tau,
         normalize=loss.normalize,
         absolute=loss.absolute,
-        keeps_label_hits=draws_label and (keeps_other_hits or not counts_draws_once),
-        keeps_other_hits=keeps_other_hits and (draws_label or not counts_draws_once),
-        counts_draws_once=counts_draws_once,
+        keeps_label_hits=draws_label and (keeps_other_hits or not counts_draws_once_per_example),
+        keeps_other_hits=keeps_other_hits and (draws_label or not counts_draws_once_per_example),
+        counts_draws_once_per_example=counts_draws_once_per_example,
     )
 
 
