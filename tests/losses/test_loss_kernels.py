@@ -236,7 +236,7 @@ def test_slopes_of_pairs_become_those_of_examples():
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["compiled", "NumPy"])
-@pytest.mark.parametrize("counts_draws_once", [False, True])
+@pytest.mark.parametrize("counts_draws_once_per_example", [False, True])
 @pytest.mark.parametrize(
     ("keeps_label_hits", "keeps_other_hits"), [*itertools.product([False, True], repeat=2)]
 )
