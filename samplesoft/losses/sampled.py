@@ -436,37 +436,27 @@ def losses_and_derivatives(
 
     max_pairs = CHUNK_LOGITS // width or 1  # maximum number of pairs in a chunk
     workspace_size = max(min(max_pairs, num_pairs) * width, 3 * (1 + width))
-    if num_pairs <= _CHUNKS_PER_JOB * max_pairs:
-        logits = np.empty(workspace_size, dtype)
+
+    def differentiate_pairs(start: int, stop: int) -> None:
         differentiate(
             pairs,
-            0,
-            num_pairs,
+            start,
+            stop,
             loss_kernel.parameters,
             weights,
-            logits,
+            np.empty(workspace_size, dtype),
             losses,
             d_labels,
             d_sampled,
         )
+
+    if num_pairs <= _CHUNKS_PER_JOB * max_pairs:
+        differentiate_pairs(0, num_pairs)
     else:
         offsets = [*targets.offsets().tolist(), num_pairs]
 
         def differentiate_examples(examples: slice) -> None:
-            start = offsets[examples.start]
-            stop = offsets[examples.stop]
-            logits = np.empty(workspace_size, dtype)
-            differentiate(
-                pairs,
-                start,
-                stop,
-                loss_kernel.parameters,
-                weights,
-                logits,
-                losses,
-                d_labels,
-                d_sampled,
-            )
+            differentiate_pairs(offsets[examples.start], offsets[examples.stop])
 
         # a job has several chunks, because waking a thread for each chunk costs more than it saves
         pairs_per_example = -(-num_pairs // len(sampled_scores))

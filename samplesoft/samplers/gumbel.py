@@ -339,13 +339,14 @@ class LazyGumbel:
                 shift,
             )
 
-            tolerance = 1e-6 * (1.0 + abs(bound))  # for the rounding of products
-            if tail_bound is not None and max_tail_logit > (bound - shift) + tolerance:
-                raise ValueError(
-                    f"`tail_bound` must be at least each logit outside the head, got {bound} for "
-                    f"context {b}, where one is {max_tail_logit + shift}; raise it, or leave "
-                    "it out."
-                )
+            if tail_bound is not None:
+                tolerance = 1e-6 * (1.0 + abs(bound))  # for the rounding of products
+                if max_tail_logit > (bound - shift) + tolerance:
+                    raise ValueError(
+                        f"`tail_bound` must be at least each logit outside the head, got {bound} "
+                        f"for context {b}, where one is {max_tail_logit + shift}; raise it, or "
+                        "leave it out."
+                    )
 
         tail_key = np.uint64(mix64(key, _TAIL_STREAM))
         log_z = self._estimate_log_partition(queries, ids, scores, shifts, k, tail_key)

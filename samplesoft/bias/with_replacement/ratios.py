@@ -90,13 +90,13 @@ class Ratios:
             return float(np.log1p(self.mean_deviation))
         return self.log_mean - self.log_ref
 
-    @property
+    @cached_property
     def log_ref_above_r0(self) -> float:
         """Log of R - r0."""
         with np.errstate(divide="ignore"):
             return float(self.log_ref + np.log(self._fraction_above_r0(self.log_ref)))
 
-    @property
+    @cached_property
     def log_mean_above_r0(self) -> float:
         """Log of (mean ratio) - r0."""
         with np.errstate(divide="ignore"):

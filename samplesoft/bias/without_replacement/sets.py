@@ -232,7 +232,9 @@ class _NumTriesDistribution(NamedTuple):
         there are at most 1 + `max_nodes`. The first is m tries. The others are nodes of a Lagrange
         interpolation: an expectation given the number of tries is smooth in the log of the number.
         """
-        m, probabilities, sets_given = self
+        m = self.min_tries
+        probabilities = self.probabilities
+        sets_given = self.sets_given
 
         # with m tries no draw is repeated. Some losses then use another correction, so that
         # interpolation must not include this number.
