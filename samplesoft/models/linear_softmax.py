@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -336,6 +336,11 @@ class LinearSoftmax:
         if self.settings.embedding_dim is not None:
             groups = {"embedding": self.embedding.parameters, **groups}
         return with_prefixes(groups)
+
+    def set_tau(self, tau: float) -> None:
+        """Change the inverse temperature of the scores; the sampler must not depend on it."""
+        self.settings = replace(self.settings, tau=tau)
+        self.softmax.loss.tau = tau
 
     def copy_read_only_parameters(self) -> None:
         """Replace read-only parameters, such as memory-mapped arrays, by writable copies.

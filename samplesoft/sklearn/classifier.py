@@ -100,8 +100,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         without ``-masked`` means the name with ``-masked``. ``"nce"``: noise-contrastive
         estimation. ``"importance"``: importance sampling from draws only, without a separate term
         for the label. ``"gbce"``, ``"bpr"`` and ``"warp"``: losses of recommenders, for comparison,
-        meant for uniform draws. ``"full"``: the full softmax, which has no bias, and takes twice as
-        long as the default with 600 classes, and 6 times as long with 10,000. ``"full-logistic"``:
+        meant for uniform draws. ``"full"``: the full softmax, which has no bias. The default loss
+        with the default draws becomes the full softmax for up to 1,000 classes, or 1,500 if
+        examples may have several labels: it then takes at most about twice the time. With 10,000
+        classes it takes some ten times as long. ``"full-logistic"``:
         one logistic regression per class. ``"hierarchical"``: a softmax over cells of classes of
         similar frequency, and one over the classes of a cell. Negative sampling learns the ratio of
         label frequency to proposal; with draws by counts it ranks rare classes too high, the more
@@ -115,18 +117,20 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         ``lambda inputs: make_sampler("quadratic", dataclasses.replace(inputs, alpha=1.0))``.
     num_sampled : int or "auto", optional
         Number m of draws per batch, or per example if not `shared`. The default is 100; if draws
-        are shared and do not depend on vectors, it is n / 32, but from 100 to 1,000. With up to
+        are shared and do not depend on vectors, it is n / 32, but from 300 to 1,000. With up to
         100 classes and a softmax loss, the default is the full softmax, which is as fast and has no
-        bias. ``"auto"`` chooses a number; see Notes.
+        bias; see also `loss`. ``"auto"`` chooses a number; see Notes.
     shared : bool, optional
         Use one set of draws for the whole batch, which makes a step faster. The default is True if
         sharing costs little accuracy: for samplers that do not depend on contexts, such as the
         default, and losses whose draws may contain the label. See also
         `samplesoft.models.SoftmaxSettings`.
     tau : float, optional
-        Inverse temperature of the scores in training; by default ``max(10, 1.5 log n)`` if
-        `normalize`, else 1. Scores of normalised vectors lie between -tau and tau; the more classes
-        there are, the larger a score must be for a high probability.
+        Inverse temperature of the scores in training. By default it is 1 if not `normalize`.
+        Otherwise it begins with ``max(10, 1.5 log n)``, and changes after each of the first epochs
+        such that the loss on held-out examples falls; see `calibrate`. Scores of normalised vectors
+        lie between -tau and tau: the clearer the labels follow from the inputs, the larger a score
+        may be. ``model_.settings.tau`` is the result.
     normalize : bool, optional
         Divide embeddings and class vectors by their norms, which some samplers require. The default
         is True, except for `embedding_dim` None and the loss ``"full-logistic"``, where it must be
@@ -145,9 +149,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     mask_other_labels : bool
         For a label of an example with several labels, exclude the other labels from the negatives.
     max_iter : int, optional
-        Number of epochs. The default is 5, with these exceptions: 3 for 262,144 examples or more;
-        up to 20 if 5 epochs have fewer than 200 steps; 20 with `early_stopping` and for
-        `embedding_dim` None.
+        Number of epochs. By default it is chosen: twice the number of epochs after which the loss
+        on held-out examples stops falling by more than 0.2 %, but at most 30; see `calibrate`.
+        Without held-out examples, for a `schedule` with decay, a `warmup`, or a loss that is not
+        softmax, it is 10, or more if there are fewer than 400 steps. It is 20 for `embedding_dim`
+        None, and at most 30 with `early_stopping`.
     batch_size : int
         Number of examples per step.
     optimizer : str
@@ -180,8 +186,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         examples of ``eval_set``, or the examples held out for `early_stopping`. Without either, a
         `fit` from scratch excludes `validation_fraction` of the examples, at most 1,000, from the
         first half of the epochs. It then calibrates on these examples, and trains on them in the
-        second half. With False, probabilities are the softmax of the scores, and all epochs use all
-        examples; see Notes.
+        second half. If there are at least 32 of them, they also determine `tau` and `max_iter`,
+        where these are not given. With False, probabilities are the softmax of the scores, all
+        epochs use all examples, and `tau` and `max_iter` have fixed defaults; see Notes.
     class_weight : dict, "balanced" or None
         Weights of classes. The weight of an example is the mean of the weights of its labels, times
         its `sample_weight` in `fit`. Examples whose labels all have weight 0 are not used in
@@ -221,9 +228,13 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Number of examples without a label in the last `fit`, which were left out.
     loss_curve_ : list of float
         Mean training loss in nats, per epoch.
+    held_out_losses_ : list of float
+        Loss in nats on held-out examples after each of the first epochs, until it no longer falls;
+        empty if nothing was held out.
     resolved_ : samplesoft.training.Resolved
         Settings of the last `fit` with all defaults resolved: loss, sampler, number of draws,
         epochs and learning rate. With `verbose` they are the first line of the output. Its field
+        `runner_up` names the loss that is next best, and its cost. Its field
         `step_by_step` is None if many steps ran in one compiled call, which is about 2.5 times as
         fast on sparse inputs; otherwise it is the reason why they did not.
     validation_scores_ : list of float
@@ -240,11 +251,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     Notes
     -----
     **When to use it.** Use this classifier for more than a few hundred classes, with sparse or
-    dense inputs, and with one or several labels per example. With up to 100 classes it uses the
-    full softmax by default, because sampling would not be faster. To improve accuracy, increase
-    `num_sampled` first. docs/benchmarks.md, section "Losses and samplers of the classifier", has
-    measurements of losses, samplers and numbers of draws. ``figures/classifier_frontier.py``
-    compares other methods, such as fastText, label trees and one-vs-rest.
+    dense inputs, and with one or several labels per example. With up to 1,000 classes it uses the
+    full softmax by default, because sampling would save at most half of the time. To improve
+    accuracy, increase `num_sampled` or `embedding_dim` first. docs/benchmarks.md, section "Losses
+    and samplers of the classifier", has measurements of losses, samplers and numbers of draws.
+    ``figures/classifier_frontier.py`` compares other methods, such as fastText, label trees and
+    one-vs-rest.
 
     **Without a bottleneck.** For bags of words with several labels out of a few hundred,
     `embedding_dim` None was better; with one label per example it was not (docs/benchmarks.md,

@@ -18,6 +18,7 @@ from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
+from samplesoft.sklearn.held_out import MIN_WATCHED, Watch, num_watched
 from samplesoft.sklearn.labels import LabelCodec, example_weights
 from samplesoft.sklearn.parameters import fit_settings, linear_softmax_parameters
 from samplesoft.training.callbacks import (
@@ -36,7 +37,14 @@ from samplesoft.training.linear_task import (
     held_out_order,
 )
 from samplesoft.training.loop import Callback, Progress, fit
-from samplesoft.training.resolved import Resolved, calibration_epoch, num_draws, resolve
+from samplesoft.training.resolved import (
+    Resolved,
+    calibration_epoch,
+    num_draws,
+    resolve,
+    step_cost,
+)
+from samplesoft.training.schedules import ENDLESS, INITIAL_ACCUMULATOR
 from samplesoft.training.task import NUM_EXAMPLES
 from samplesoft.tuning.pilot import PILOT_SETTINGS, choose_settings, num_pilot_steps
 
@@ -68,7 +76,10 @@ class ClassifierTask(LinearTask):
         super().__init__(num_inputs, len(codec.classes), settings, counts, seed, dtype)
         self.codec = codec
         self.seed = seed
-        self.optimizer = make_optimizer(optimizer, 0.0)
+        options = {}
+        if optimizer == "adagrad" and settings.embedding_dim is not None:
+            options["initial_accumulator"] = INITIAL_ACCUMULATOR
+        self.optimizer = make_optimizer(optimizer, 0.0, **options)
         self.optimizer_name = optimizer
         self.examples_seen = 0
         self.labels_seen = 0
@@ -139,12 +150,9 @@ class ClassifierTask(LinearTask):
     def split_for_calibration(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on before calibration, and a random subset for calibration.
 
-        The subset is `fraction` of the rows, but at most 1,000 examples, or fewer if there are
-        very many classes. Both arrays are sorted.
+        The subset is `fraction` of the rows, but at most 1,000 examples. Both arrays are sorted.
         """
-        return self._split_rows(
-            rows, min(int(fraction * len(rows)), self._max_calibration_examples())
-        )
+        return self._split_rows(rows, min(int(fraction * len(rows)), _MAX_CALIBRATION_EXAMPLES))
 
     def _split_rows(self, rows: IntArray, num_held_out: int) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and `num_held_out` random rows; both sorted."""
@@ -194,17 +202,29 @@ class Calibrate(Callback):
         Number of epochs before calibration.
     average : Average or None
         Averaged parameters, with which the model is calibrated; None to use the current ones.
+    watch : Watch or None
+        If given, the model is calibrated when the watch is done, not after `halfway` epochs.
     """
 
-    def __init__(self, calibration_rows: IntArray, halfway: int, average: Average | None) -> None:
+    def __init__(
+        self,
+        calibration_rows: IntArray,
+        halfway: int,
+        average: Average | None,
+        watch: Watch | None,
+    ) -> None:
         self._calibration_rows = calibration_rows
         self._halfway = halfway
         self._average = average
+        self._watch = watch
         self._is_calibrated = False
 
     def end_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """Calibrate at the end of epoch number `halfway`, counted from 1."""
-        if progress.epoch + 1 == self._halfway:
+        """Calibrate at the end of the epoch that is halfway."""
+        epoch = progress.epoch + 1
+        if self._watch is not None and not self._is_calibrated:
+            self._halfway = epoch if self._watch.is_done else epoch + 1
+        if epoch == self._halfway:
             self._calibrate(task)
 
     def after_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
@@ -264,13 +284,18 @@ def train(
 ) -> None:
     """Train the model of a classifier on the examples `rows`, and set the attributes of the fit.
 
-    The attributes are `resolved_`, `loss_curve_`, `validation_scores_` and `n_iter_`. Validation
-    scores are precision at 1 on `validation`, if this is not None. Halfway, the model is calibrated
-    on `calibration_rows`, and afterwards also trained on them. `weights_by_class` (n + 1,) apply to
+    The attributes are `resolved_`, `loss_curve_`, `held_out_losses_`, `validation_scores_` and
+    `n_iter_`. Validation scores are precision at 1 on `validation`, if this is not None. Halfway,
+    the model is calibrated on `calibration_rows`, and afterwards also trained on them.
+    `weights_by_class` (n + 1,) apply to
     calibration on `validation`, but not to validation scores; the weights of `examples` already
     contain them.
     """
     learner = classifier._learner
+    held_out = None
+    if classifier.calibrate:
+        held_out = _held_out_examples(learner, examples, calibration_rows, validation)
+    watched = _watched_rows(learner, held_out, examples, rows)
     with learner.using(examples, rows, classifier.batch_size):
         resolved = replace(
             resolve_settings(
@@ -279,13 +304,28 @@ def train(
                 len(rows),
                 num_held_back=len(calibration_rows),
                 row_norm=learner.row_norm,
+                chooses_epochs=watched is not None and _may_choose_epochs(classifier),
+                labels_each=labels_each(examples.labels, rows),
+                entries_each=entries_each(examples.X),
             ),
+            model=learner.model.settings,
             step_by_step=learner.why_step_by_step(learner.optimizer),
         )
         report_line(bool(classifier.verbose), f"fit: {resolved}")
         learner.optimizer.learning_rate = resolved.learning_rate
 
         average = Average(learner.parameters) if classifier.average else None
+        watch = None
+        if held_out is not None and watched is not None:
+            watch = Watch(
+                held_out[0],
+                watched,
+                calibration_epoch(resolved.epochs),
+                average,
+                changes_tau=_may_change_tau(classifier, learner.model.softmax.sampler),
+                chooses_epochs=_may_choose_epochs(classifier) and not classifier.early_stopping,
+                verbose=bool(classifier.verbose),
+            )
         score = None
         if validation is not None:
             precision = partial(learner.precision_at_1, *validation)
@@ -297,13 +337,14 @@ def train(
             epochs=resolved.epochs,
             schedule=resolved.make_schedule(),
             callbacks=[
-                *_make_callbacks(classifier, resolved, average, score, calibration_rows),
+                *_make_callbacks(classifier, resolved, average, watch, score, calibration_rows),
                 *callbacks,
             ],
             guard=divergence_as_value_error,
         )
 
-    classifier.resolved_ = resolved
+    classifier.resolved_ = replace(resolved, model=learner.model.settings)
+    classifier.held_out_losses_ = [] if watch is None else watch.losses
     classifier.loss_curve_ = [epoch["train_loss"] for epoch in progress.history]
     classifier.validation_scores_ = [] if score is None else score.scores
     classifier.n_iter_ = progress.epoch
@@ -318,6 +359,7 @@ def _make_callbacks(
     classifier: Any,
     resolved: Resolved,
     average: Average | None,
+    watch: Watch | None,
     score: Score | None,
     calibration_rows: IntArray,
 ) -> list[Callback]:
@@ -325,17 +367,105 @@ def _make_callbacks(
     callbacks: list[Callback] = [Refresh()]
     if average is not None:
         callbacks.append(average)
+    if watch is not None:
+        callbacks.append(watch)
     if len(calibration_rows):
-        callbacks.append(Calibrate(calibration_rows, calibration_epoch(resolved.epochs), average))
+        halfway = calibration_epoch(resolved.epochs)
+        callbacks.append(Calibrate(calibration_rows, halfway, average, watch))
     if score is not None:
         callbacks.append(score)
     if classifier.verbose:
-        callbacks.append(EpochBar(resolved.epochs, "precision_at_1", score))
+        chooses_epochs = watch is not None and _may_choose_epochs(classifier)
+        num_epochs = None if chooses_epochs else resolved.epochs
+        callbacks.append(EpochBar(num_epochs, "precision_at_1", score))
     if classifier.early_stopping:
         callbacks.append(KeepBest(average))
         callbacks.append(EarlyStop(classifier.n_iter_no_change))
 
     return callbacks
+
+
+def labels_each(labels: Any, rows: IntArray) -> float:
+    """Return the mean number of labels of the examples `rows`."""
+    if isinstance(labels, np.ndarray):
+        return 1.0
+    return float(labels[rows].nnz / len(rows))
+
+
+def entries_each(X: Any) -> float:
+    """Return the mean number of nonzero inputs of an example, as far as their cost is concerned.
+
+    A tenth of the columns of dense inputs are counted, whose products are quicker.
+    """
+    if isinstance(X, np.ndarray):
+        return float(X.shape[1]) / 10.0
+    return float(X.nnz / max(X.shape[0], 1))
+
+
+def _held_out_examples(
+    learner: ClassifierTask,
+    examples: Examples,
+    calibration_rows: IntArray,
+    validation: Examples | None,
+) -> tuple[Examples, IntArray] | None:
+    """Return examples and the rows of those that are held out and have known labels, or None."""
+    if len(calibration_rows):
+        return examples, calibration_rows
+    if validation is None:
+        return None
+    weights = np.asarray(validation.weights)
+    rows = learner.indices_with_seen_labels(validation.labels)
+    return validation, rows[weights[rows] > 0.0]
+
+
+def _watched_rows(
+    learner: ClassifierTask,
+    held_out: tuple[Examples, IntArray] | None,
+    examples: Examples,
+    rows: IntArray,
+) -> IntArray | None:
+    """Return the rows of the examples on which the loss is computed after each epoch, or None.
+
+    `held_out` are examples, and the rows of those that are held out. `examples` and `rows` are the
+    same for training. The result is None if too few examples are held out, or if the loss of the
+    model is not an estimate of the full softmax.
+    """
+    settings = learner.model.settings
+    is_softmax = settings.loss == "full" or LOSSES[settings.loss].is_softmax
+    if held_out is None or settings.embedding_dim is None or not is_softmax:
+        return None
+
+    held_out_rows = held_out[1]
+    if len(held_out_rows) < MIN_WATCHED:
+        return None
+    num_classes = len(learner.codec.classes)
+    cost = step_cost(
+        settings.num_sampled or num_classes,
+        labels_each(examples.labels, rows),
+        entries_each(examples.X),
+    )
+    num = num_watched(len(held_out_rows), len(rows), num_classes, cost)
+    return np.sort(held_out_order(held_out_rows, learner.seed)[:num])
+
+
+def _may_choose_epochs(classifier: Any) -> bool:
+    """Return whether held-out examples may determine the number of epochs.
+
+    A schedule with decay, or a warm-up that is a fraction of all steps, needs the number before.
+    """
+    return classifier.max_iter is None and classifier.schedule in ENDLESS and not classifier.warmup
+
+
+def _may_change_tau(classifier: Any, sampler: Any) -> bool:
+    """Return whether tau is not given, and neither scores nor draws are fixed by it.
+
+    Without normalisation, the norms of vectors determine the scale of the scores.
+    """
+    return (
+        classifier.tau is None
+        and classifier._learner.model.settings.normalize
+        and (sampler is None or getattr(sampler, "tau", None) is None)
+    )
 
 
 def choose_auto_settings(

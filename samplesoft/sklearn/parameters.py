@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from samplesoft._validation import as_choice, as_count, as_flag, as_nonnegative, as_positive
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
 from samplesoft.optimizers.registry import OPTIMIZERS
-from samplesoft.training.resolved import NUM_SAMPLED, FitSettings, resolve, scores_all_classes
+from samplesoft.training.resolved import FitSettings, resolve, scores_all_classes
 from samplesoft.training.schedules import SCHEDULES
 from samplesoft.tuning.pilot import PILOT_SETTINGS, any_is_auto, require_auto_supported
 
@@ -40,7 +40,7 @@ def check_parameters(classifier: Any) -> None:
 
     # `resolve` also checks sampler and draws; with this number of classes it does not replace them
     # by the full softmax
-    num_classes = NUM_SAMPLED + 1
+    num_classes = 1 << 20
     settings = resolve(
         fit_settings(classifier, num_classes, PILOT_SETTINGS), num_classes, num_classes
     ).model
@@ -111,6 +111,8 @@ def require_same_model(classifier: Any, current: LinearSoftmaxSettings) -> None:
     `current` are the settings that the current parameters give.
     """
     learner = classifier._learner
+    if classifier.tau is None:  # `fit` may have changed the default tau
+        current = replace(current, tau=classifier.model_.settings.tau)
     new_values = {**vars(current), "optimizer": classifier.optimizer}
     old_values = {**vars(classifier.model_.settings), "optimizer": learner.optimizer_name}
 

@@ -34,6 +34,7 @@ _FITTED_ATTRIBUTES = (
     "n_iter_",
     "num_unlabeled_",
     "loss_curve_",
+    "held_out_losses_",
     "validation_scores_",
     "auto_choice_",
 )

@@ -184,15 +184,15 @@ class EpochBar(Callback):
 
     Parameters
     ----------
-    epochs : int
-        Largest number of epochs.
+    epochs : int or None
+        Largest number of epochs; None if it is not known.
     score_name : str
         Name under which the score is shown.
     score : Score or None
         Callback whose last score is shown; None shows the loss only.
     """
 
-    def __init__(self, epochs: int, score_name: str, score: Score | None) -> None:
+    def __init__(self, epochs: int | None, score_name: str, score: Score | None) -> None:
         self._epochs = epochs
         self._name = score_name
         self._score = score

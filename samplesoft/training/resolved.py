@@ -13,21 +13,34 @@ from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes_b
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.schedules import Schedule, default_learning_rate, make_schedule
 
-# Default number of draws. If there are no more classes than this, all classes are scored instead.
+_DEFAULT_LOSS = "sampled-masked"
+# Default number of draws of each example's own. If there are no more classes than this, all classes
+# are scored instead.
 NUM_SAMPLED = 100
 # Draws that a batch shares are cheap: their default number is n / 32 for n classes, but at least
-# 100 and at most 1000.
-_MAX_DEFAULT_SAMPLED = 1000
+# 300 and at most 1000.
+_MIN_SHARED_SAMPLED = 300
+_MAX_SHARED_SAMPLED = 1000
 _CLASSES_PER_DRAW = 32
-# The default number of epochs is 5. If 5 epochs have fewer than 200 steps, it is larger, so that
-# there are 200 steps, but at most 20. It is 20 with early stopping, and for a model without an
-# embedding.
-_MIN_DEFAULT_EPOCHS = 5
-_MAX_DEFAULT_EPOCHS = 20
-_MIN_STEPS = 200
-# With at least this many examples, about 260,000, the default number of epochs is 3.
-_MANY_EXAMPLES = 1 << 18
-_EPOCHS_WITH_MANY_EXAMPLES = 3
+# With at most this many classes a step of the full softmax takes at most about twice the time of a
+# step with 300 shared draws: it is the default. Steps with several labels an example take longer
+# for both losses, so that their ratio is smaller.
+_MAX_FULL_CLASSES = 1000
+_MAX_FULL_CLASSES_SEVERAL_LABELS = 1500
+# Costs of a training step per example, in the unit of `step_cost`; measured on a CPU with AVX-512,
+# for vectors of 128 and batches of 128.
+_COST_OF_EXAMPLE = 120.0
+_COST_OF_LABEL = 18.0
+_COST_OF_ENTRY = 13.0
+
+# The largest number of epochs, if held-out examples determine when training ends, and with early
+# stopping.
+_MAX_CHOSEN_EPOCHS = 30
+# The number of epochs without held-out examples is 10. If 10 epochs have fewer than 400 steps, it
+# is larger, so that there are 400 steps, but at most 30.
+_FIXED_EPOCHS = 10
+_MIN_STEPS = 400
+_EPOCHS_ON_INPUTS = 20  # number of epochs of a model without an embedding
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,9 @@ class Resolved:
         Length of the linear warm-up, in steps.
     step_by_step : str or None
         Reason why training takes steps one by one; None if it takes fused (compiled) steps.
+    runner_up : str or None
+        The loss that is next best for this number of classes, and its cost; None if the number of
+        draws or the loss was given.
 
     Examples
     --------
@@ -119,6 +135,7 @@ class Resolved:
     schedule: str
     warmup_steps: int
     step_by_step: str | None
+    runner_up: str | None = None
 
     def stored(self) -> dict[str, Any]:
         """Return all fields except `model`, for a file that stores the model separately."""
@@ -158,16 +175,17 @@ class Resolved:
         if self.step_by_step is not None:
             steps = f"steps one by one: {self.step_by_step}"
 
-        return "; ".join(
-            [
-                f"{self.num_classes:,} classes, {self.num_examples:,} examples",
-                loss,
-                f"{vectors}, tau {model.tau:.3g}",
-                f"at most {self.epochs} epochs of batches of {self.batch_size:,}",
-                rate,
-                steps,
-            ]
-        )
+        parts = [
+            f"{self.num_classes:,} classes, {self.num_examples:,} examples",
+            loss,
+            f"{vectors}, tau {model.tau:.3g}",
+            f"at most {self.epochs} epochs of batches of {self.batch_size:,}",
+            rate,
+            steps,
+        ]
+        if self.runner_up is not None:
+            parts.append(f"runner-up: {self.runner_up}")
+        return "; ".join(parts)
 
 
 def resolve(
@@ -179,6 +197,9 @@ def resolve(
     num_held_back: int = 0,
     row_norm: float = 1.0,
     step_by_step: str | None = None,
+    chooses_epochs: bool = False,
+    labels_each: float | None = None,
+    entries_each: float | None = None,
 ) -> Resolved:
     """Determine all defaults of a fit, and return its final settings.
 
@@ -197,6 +218,11 @@ def resolve(
         Mean norm of the inputs.
     step_by_step : str, optional
         Reason why training takes steps one by one; None if it takes fused steps.
+    chooses_epochs : bool
+        Whether held-out examples determine when training ends; the number of epochs is then the
+        largest one.
+    labels_each, entries_each : float, optional
+        Mean number of labels and of nonzero inputs of an example, for the cost of the runner-up.
 
     Returns
     -------
@@ -214,7 +240,7 @@ def resolve(
     >>> requested = FitSettings(model=fields, batch_size=128)
     >>> print(resolve(requested, 50_000, 10_000))
     50,000 classes, 10,000 examples; sampled-masked, 1,000 draws by unigram for a batch; vectors of
-    64, of norm 1, tau 16.2; at most 5 epochs of batches of 128; adagrad at 0.1; compiled steps
+    64, of norm 1, tau 16.2; at most 10 epochs of batches of 128; adagrad at 0.1; compiled steps
     >>> resolve(requested, 80, 10_000).model.loss
     'full'
     """
@@ -226,7 +252,9 @@ def resolve(
 
     epochs = requested.epochs
     if epochs is None:
-        epochs = _num_epochs(requested, num_examples, on_inputs)
+        epochs = _MAX_CHOSEN_EPOCHS
+        if not (chooses_epochs or requested.early_stopping):
+            epochs = _num_fixed_epochs(requested.batch_size, num_examples, on_inputs)
 
     num_late_epochs = epochs - calibration_epoch(epochs)
     num_steps = calibration_epoch(epochs) * _num_steps(num_examples, requested.batch_size)
@@ -251,7 +279,19 @@ def resolve(
         schedule=requested.schedule,
         warmup_steps=requested.warmup_steps + ceil(requested.warmup * num_steps),
         step_by_step=step_by_step,
+        runner_up=_runner_up(requested.model, model, num_classes, labels_each, entries_each),
     )
+
+
+def step_cost(num_scored: int, labels_each: float, entries_each: float) -> float:
+    """Return the cost of a training step per example.
+
+    The unit is the cost of a class whose score and gradients are computed. `num_scored` is the
+    number of draws, or of all classes; `labels_each` and `entries_each` are the mean numbers of
+    labels and of nonzero inputs of an example.
+    """
+    labels_and_inputs = _COST_OF_LABEL * labels_each + _COST_OF_ENTRY * entries_each
+    return num_scored + labels_and_inputs + _COST_OF_EXAMPLE
 
 
 def calibration_epoch(epochs: int) -> int:
@@ -264,14 +304,36 @@ def _num_steps(num_examples: int, batch_size: int) -> int:
     return -(-num_examples // batch_size)
 
 
-def _num_epochs(requested: FitSettings, num_examples: int, on_inputs: bool) -> int:
-    """Return the default number of epochs; `on_inputs` is true for a model without an embedding."""
-    if requested.early_stopping or on_inputs:
-        return _MAX_DEFAULT_EPOCHS
-    if num_examples >= _MANY_EXAMPLES:
-        return _EPOCHS_WITH_MANY_EXAMPLES
-    steps = max(_num_steps(num_examples, requested.batch_size), 1)
-    return max(_MIN_DEFAULT_EPOCHS, min(-(-_MIN_STEPS // steps), _MAX_DEFAULT_EPOCHS))
+def _num_fixed_epochs(batch_size: int, num_examples: int, on_inputs: bool) -> int:
+    """Return the default number of epochs without held-out examples.
+
+    `on_inputs` is true for a model without an embedding.
+    """
+    if on_inputs:
+        return _EPOCHS_ON_INPUTS
+    steps = max(_num_steps(num_examples, batch_size), 1)
+    return max(_FIXED_EPOCHS, min(-(-_MIN_STEPS // steps), _MAX_CHOSEN_EPOCHS))
+
+
+def _runner_up(
+    requested: Any,
+    model: LinearSoftmaxSettings,
+    num_classes: int,
+    labels_each: float | None,
+    entries_each: float | None,
+) -> str | None:
+    """Return the alternative to the loss that was chosen by cost, and its cost."""
+    if labels_each is None or entries_each is None or num_classes < 2:
+        return None
+    if isinstance(requested, LinearSoftmaxSettings) or not _is_chosen_by_cost(requested):
+        return None
+
+    num_shared = num_shared_draws(num_classes)
+    full = step_cost(num_classes, labels_each, entries_each)
+    sampled = step_cost(num_shared, labels_each, entries_each)
+    if model.loss == "full":
+        return f"{num_shared:,} shared draws, about {sampled / full:.2g} of the time"
+    return f"the full softmax, about {full / sampled:.2g} times the time"
 
 
 def _resolve_model(
@@ -294,7 +356,7 @@ def _resolve_model(
     if requested.get("tau") is None and unit_vectors:  # the default grows with log(n)
         settings["tau"] = default_tau(num_classes)
 
-    if scores_all_classes(requested, num_classes):
+    if scores_all_classes(requested, num_classes, several_labels):
         settings |= {"sampler": None, "num_sampled": None, "shared": False}
         # for so few classes the full softmax costs no more than a sampled one
         if spec.draws:
@@ -314,22 +376,46 @@ def num_draws(requested: Mapping[str, Any], num_classes: int) -> Any:
     """
     if requested.get("num_sampled") is not None:
         return requested["num_sampled"]
+    return num_shared_draws(num_classes) if _draws_are_cheap(requested) else NUM_SAMPLED
 
+
+def num_shared_draws(num_classes: int) -> int:
+    """Return the default number of draws that a batch shares."""
+    return max(_MIN_SHARED_SAMPLED, min(num_classes // _CLASSES_PER_DRAW, _MAX_SHARED_SAMPLED))
+
+
+def scores_all_classes(
+    requested: Mapping[str, Any], num_classes: int, several_labels: bool = False
+) -> bool:
+    """Return whether all classes are scored in each step, so that nothing is drawn.
+
+    True for a loss over all classes, and for a single class. Also for a sampled softmax with few
+    classes, if the user gave no number of draws.
+    """
+    spec = LOSSES[requested["loss"]]
+    if not spec.draws or num_classes < 2:
+        return True
+    if requested.get("num_sampled") is not None or not spec.is_softmax:
+        return False
+
+    max_classes = NUM_SAMPLED
+    if _is_chosen_by_cost(requested):
+        max_classes = _MAX_FULL_CLASSES_SEVERAL_LABELS if several_labels else _MAX_FULL_CLASSES
+    return num_classes <= max_classes
+
+
+def _is_chosen_by_cost(requested: Mapping[str, Any]) -> bool:
+    """Return whether the number of classes determines if the softmax is full or sampled.
+
+    This is so for the default loss with cheap draws, if the user gave no number of draws.
+    """
+    is_default = requested["loss"] == _DEFAULT_LOSS and requested.get("num_sampled") is None
+    return is_default and _draws_are_cheap(requested)
+
+
+def _draws_are_cheap(requested: Mapping[str, Any]) -> bool:
+    """Return whether the examples of a batch share draws that do not depend on vectors."""
     sampler = requested["sampler"]
     is_named = isinstance(sampler, str) and sampler in SAMPLERS
     is_unshared = requested.get("shared") is False or not LOSSES[requested["loss"]].shares_draws
-
-    if is_unshared or not is_named or SAMPLERS[sampler].follows_vectors:
-        return NUM_SAMPLED
-    return max(NUM_SAMPLED, min(num_classes // _CLASSES_PER_DRAW, _MAX_DEFAULT_SAMPLED))
-
-
-def scores_all_classes(requested: Mapping[str, Any], num_classes: int) -> bool:
-    """Return whether all classes are scored in each step, so that nothing is drawn.
-
-    True for a loss over all classes, and for a single class. If the user gave no number of draws,
-    also for a sampled softmax with no more classes than the default number of draws.
-    """
-    spec = LOSSES[requested["loss"]]
-    few_classes = requested.get("num_sampled") is None and num_classes <= NUM_SAMPLED
-    return not spec.draws or num_classes < 2 or (few_classes and spec.is_softmax)
+    return is_named and not is_unshared and not SAMPLERS[sampler].follows_vectors

@@ -17,6 +17,10 @@ Schedule = Callable[[int], float]  # returns the factor of a step; steps are cou
 # Default learning rates by optimizer. Other optimizers get the rate of Adagrad, because for them no
 # single rate suits most data.
 RATES = {"adagrad": 0.1, "adam": 0.003}
+# Sum of squared gradients with which Adagrad begins in models with an embedding. Without it, the
+# first step of each entry has the size of the learning rate, so that the vector of a word that
+# occurs in a single example is as long as the vector of a frequent word.
+INITIAL_ACCUMULATOR = 1e-5
 # Default learning rates of models without an embedding, on inputs of norm 1.
 DEFAULT_RATES_ON_INPUTS = {"adagrad": 2.0, "adam": 0.2}
 

@@ -16,6 +16,7 @@ from samplesoft.sklearn.calibration import (
 )
 from samplesoft.sklearn.learner import ClassifierTask
 from samplesoft.training import Callback
+from samplesoft.training.linear_task import held_out_order
 
 
 def examples(num, n=7, *, several, temperature=1.0, labels_each=2.5, seed=0):
@@ -247,8 +248,15 @@ def test_scores_that_calibrate_are_not_too_many(monkeypatch):
     X, y = noisy(200)
     monkeypatch.setattr("samplesoft.sklearn.learner._MAX_CALIBRATION_SCORES", 12 * 3)
     clf = make(max_iter=1).fit(X, y)
-    _, apart = clf._learner.split_for_calibration(np.arange(200), 0.5)
-    assert len(apart) == 3
+    learner = clf._learner
+    first = held_out_order(np.arange(200), learner.seed)[:3]
+    learner.calibrated = None
+    learner.calibrate(X, y, np.ones(200), np.arange(200))
+    found = learner.calibrated
+    learner.calibrated = None
+    learner.calibrate(X, y, np.ones(200), first)
+    assert 0.0 < abs(found.temperature - 1.0)
+    assert learner.calibrated.temperature == found.temperature
 
 
 def test_what_goes_on_from_a_model_keeps_its_calibration(tmp_path):
@@ -285,11 +293,12 @@ def test_an_eval_set_calibrates_and_holds_out_nothing(loss, several, tmp_path):
     X, y = noisy(300)
     y = [[f"{k}", "a"] if several else f"{k}" for k in y]
     new = [["new"] if several else "new"] * 5
-    seen = make(loss=loss).fit(X[:200], y[:200], eval_set=(X[200:295], y[200:295]))
-    clf = make(loss=loss).fit(X[:200], y[:200], eval_set=(X[200:], y[200:295] + new))
+    tau = None if loss == "full-logistic" else 10.0  # a tau that is given does not change
+    seen = make(loss=loss, tau=tau).fit(X[:200], y[:200], eval_set=(X[200:295], y[200:295]))
+    clf = make(loss=loss, tau=tau).fit(X[:200], y[:200], eval_set=(X[200:], y[200:295] + new))
     assert clf.calibration_ == seen.calibration_  # labels that are no class say nothing
     assert clf.calibration_.temperature != 1.0
-    plain = make(loss=loss, calibrate=False).fit(X[:200], y[:200])
+    plain = make(loss=loss, tau=tau, calibrate=False).fit(X[:200], y[:200])
     np.testing.assert_array_equal(clf.decision_function(X), plain.decision_function(X))
     clf.save(tmp_path / "model.npz")
     again = SampledSoftmaxClassifier.load(tmp_path / "model.npz")

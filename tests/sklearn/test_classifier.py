@@ -145,11 +145,12 @@ def settings_of(num_classes, **options):
 def test_few_classes_are_scored_all_by_default():
     for loss in ("sampled-masked", "sampled", "jackknife"):
         assert settings_of(100, loss=loss, sampler="rff") == ("full", None, None)
-        assert settings_of(101, loss=loss) == (loss, "unigram", 100)
+        number = 300 if loss == "sampled-masked" else 100
+        assert settings_of(1001, loss=loss) == (loss, "unigram", number)
         assert settings_of(100, loss=loss, num_sampled=100) == (loss, "unigram", 100)
     assert settings_of(100, sampler="auto") == ("full", None, None)
-    for loss in ("nce", "negative-sampling"):  # which are no softmax
-        assert settings_of(5, loss=loss) == (loss, "unigram", 100)
+    assert settings_of(5, loss="nce") == ("nce", "unigram", 300)  # which is no softmax
+    assert settings_of(5, loss="negative-sampling") == ("negative-sampling", "unigram", 100)
     X, y = blobs(dtype=np.float32)
     options = {"max_iter": 2, "random_state": 0}
     assert same(

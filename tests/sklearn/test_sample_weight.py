@@ -61,9 +61,10 @@ def test_weights_of_examples_are_those_of_their_classes():
 @pytest.mark.parametrize("y", [Y, SEVERAL], ids=["one label", "several labels"])
 @pytest.mark.parametrize("class_weight", [None, "balanced"])
 def test_weights_are_repetitions_in_one_batch(y, class_weight):
-    """Adagrad does not see that the mean of a batch is over more examples."""
+    """Adam does not see that the mean of a batch is over more examples."""
     times = np.repeat(np.arange(120), WEIGHTS.astype(int))
     options = {"loss": "full", "batch_size": 1000, "class_weight": class_weight, "max_iter": 20}
+    options |= {"optimizer": "adam", "learning_rate": 0.03}
     weighted = make(**options).fit(X, y, WEIGHTS).predict_proba(X)
     repeated = make(**options).fit(X[times], y[times]).predict_proba(X)
     np.testing.assert_allclose(weighted, repeated, atol=1e-3)

@@ -10,7 +10,15 @@ from samplesoft.training.resolved import FitSettings, calibration_epoch, resolve
 FIELDS = {"loss": "sampled-masked", "sampler": "unigram", "embedding_dim": 8}
 
 
-def resolved(num_classes=5000, num_examples=1000, *, several_labels=False, row_norm=1.0, **given):
+def resolved(
+    num_classes=5000,
+    num_examples=1000,
+    *,
+    several_labels=False,
+    row_norm=1.0,
+    chooses_epochs=False,
+    **given,
+):
     names = FitSettings.__dataclass_fields__
     fields = {**FIELDS, **{name: value for name, value in given.items() if name not in names}}
     asked = {"batch_size": 10, **{name: given[name] for name in given if name in names}}
@@ -20,6 +28,7 @@ def resolved(num_classes=5000, num_examples=1000, *, several_labels=False, row_n
         num_examples,
         several_labels=several_labels,
         row_norm=row_norm,
+        chooses_epochs=chooses_epochs,
     )
 
 
@@ -29,10 +38,15 @@ def resolved(num_classes=5000, num_examples=1000, *, several_labels=False, row_n
         (1, {}, ("full", None, None, False)),
         (100, {}, ("full", None, None, False)),
         (100, {"num_sampled": 7}, ("sampled-masked", "unigram", 7, True)),
-        (100, {"loss": "nce"}, ("nce", "unigram", 100, True)),
+        (100, {"loss": "nce"}, ("nce", "unigram", 300, True)),
         (1, {"loss": "nce"}, ("full", None, None, False)),
-        (101, {}, ("sampled-masked", "unigram", 100, True)),
-        (6400, {}, ("sampled-masked", "unigram", 200, True)),
+        (1000, {}, ("full", None, None, False)),
+        (1001, {}, ("sampled-masked", "unigram", 300, True)),
+        (1500, {"several_labels": True}, ("full", None, None, False)),
+        (1501, {"several_labels": True}, ("sampled-masked", "unigram", 300, True)),
+        (101, {"sampler": "clusters"}, ("sampled-masked", "clusters", 100, False)),
+        (101, {"loss": "jackknife"}, ("jackknife", "unigram", 100, False)),
+        (12_800, {}, ("sampled-masked", "unigram", 400, True)),
         (10**6, {}, ("sampled-masked", "unigram", 1000, True)),
         (6400, {"shared": False}, ("sampled-masked", "unigram", 100, False)),
         (6400, {"sampler": "clusters"}, ("sampled-masked", "clusters", 100, False)),
@@ -61,11 +75,12 @@ def test_the_temperature_grows_with_the_classes_of_unit_vectors():
 @pytest.mark.parametrize(
     ("num_examples", "given", "epochs"),
     [
-        (1000, {}, 5),
-        (100, {}, 20),
-        (150, {}, 14),
-        (1 << 18, {}, 3),
-        (1 << 18, {"early_stopping": True}, 20),
+        (1000, {}, 10),
+        (100, {}, 30),
+        (250, {}, 16),
+        (1 << 18, {}, 10),
+        (1 << 18, {"chooses_epochs": True}, 30),
+        (1 << 18, {"early_stopping": True}, 30),
         (1 << 18, {"embedding_dim": None}, 20),
         (1 << 18, {"epochs": 7}, 7),
     ],
@@ -102,3 +117,21 @@ def test_a_model_that_is_made_stays_as_it_is():
     model = LinearSoftmaxSettings(loss="sampled", sampler="unigram", num_sampled=5)
     found = resolve(FitSettings(model=model, batch_size=10), 1, 100).model
     assert found == model.resolved() and found.tau == 10.0
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "given", "found"),
+    [
+        (500, {}, "300 shared draws, about 0.76 of the time"),
+        (5000, {}, "the full softmax, about 8.3 times the time"),
+        (5000, {"num_sampled": 50}, None),
+        (5000, {"loss": "full"}, None),
+        (5000, {"sampler": "clusters"}, None),
+    ],
+)
+def test_the_runner_up_and_its_cost(num_classes, given, found):
+    asked = FitSettings(model={**FIELDS, **given}, batch_size=10)
+    settings = resolve(asked, num_classes, 1000, labels_each=1.0, entries_each=16.0)
+    assert settings.runner_up == found
+    assert (f"runner-up: {found}" in str(settings)) == (found is not None)
+    assert resolve(asked, num_classes, 1000).runner_up is None  # without the example's size

@@ -1,0 +1,240 @@
+"""Choice of the number of epochs and of the inverse temperature, on held-out examples."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from samplesoft._jit import chunks, njit, thread_map
+from samplesoft._progress import report_line
+from samplesoft._temperature import times_tau
+from samplesoft._validation import FloatArray, IntArray, scale_by_power_of_two
+from samplesoft.kernels.exponential import replace_by_exp
+from samplesoft.kernels.products import products, round_up_to_8
+from samplesoft.models.linear_softmax import LinearSoftmax
+from samplesoft.samplers.base import Rows
+from samplesoft.training.callbacks import Average, with_averages
+from samplesoft.training.linear_task import Examples
+from samplesoft.training.loop import Callback, Progress
+
+# An epoch is an improvement if it lowers the held-out loss by more than this fraction. On twelve
+# data sets, twice the last such epoch had the smallest loss of accuracy; see docs/benchmarks.md,
+# section "Epochs and temperature of the classifier".
+MIN_IMPROVEMENT = 0.002
+_PATIENCE = 2  # number of epochs without an improvement, after which the loss is not computed
+# factors by which tau may change after an epoch
+FACTORS = 2.0 ** (np.arange(-4, 5) / 8.0)
+_UNCHANGED = 4  # index of the factor 1
+_PENALTY = 5.0  # penalty of a change of log(tau) by 1, in nats
+# Least number of examples whose mean loss shows whether training still improves the model. With
+# fewer held-out examples, the number of epochs and tau are fixed.
+MIN_WATCHED = 32
+_MAX_COST = 0.15  # cost of scoring the held-out examples, as a fraction of the cost of an epoch
+_MAX_CHUNK_SCORES = 1 << 18  # max number of scores that a thread computes at a time
+_BLOCK = 256  # number of scores whose exponentials are computed together
+
+
+class HeldOutLoss(NamedTuple):
+    """Loss of a model on held-out examples, and the factor of tau with which it would be lowest.
+
+    Parameters
+    ----------
+    loss : float
+        Weighted mean of the full softmax loss, in nats; for several labels of an example, the mean
+        of their losses.
+    best_factor : float
+        The factor, one of `FACTORS`.
+    """
+
+    loss: float
+    best_factor: float
+
+
+def held_out_loss(model: LinearSoftmax, examples: Examples) -> HeldOutLoss:
+    """Return the loss of a model on `examples`, and the factor of tau with which it is lowest.
+
+    The model must have an embedding, and its loss must be a softmax of inner products. Each example
+    must have a label. With few examples a penalty keeps the factor near 1: 5 nats times the square
+    of its logarithm, added to the sum of the losses. Sums are in a fixed order, so that the result
+    does not depend on the number of threads.
+    """
+    x = examples.X.astype(model.dtype, copy=False)
+    contexts = times_tau(model.embed(x), model.softmax.loss.tau)
+    vectors = model.class_vectors()
+    starts, label_ids = _labels_by_example(examples.labels)
+    rows_each = max(1, _MAX_CHUNK_SCORES // len(vectors))
+
+    def losses_of(rows: slice) -> FloatArray:
+        """Return the losses (k, factors) of the examples `rows`."""
+        losses = np.empty((rows.stop - rows.start, len(FACTORS)))
+        scores = np.empty((1, round_up_to_8(len(vectors))), contexts.dtype)
+        _write_losses(contexts, vectors, starts, label_ids, rows.start, FACTORS, scores, losses)
+        return losses
+
+    blocks = list(thread_map(losses_of, chunks(len(contexts), rows_each)))
+    losses = np.concatenate(blocks)
+    weights = scale_by_power_of_two(examples.weights)
+    means = weights @ losses / weights.sum()
+
+    penalties = _PENALTY * np.log(FACTORS) ** 2 / len(losses)
+    best = int(np.argmin(means + penalties))
+    return HeldOutLoss(loss=float(means[_UNCHANGED]), best_factor=float(FACTORS[best]))
+
+
+def num_watched(num_held_out: int, num_training: int, num_classes: int, cost: float) -> int:
+    """Return the number of held-out examples on which the loss is computed after each epoch.
+
+    The computation takes at most about a fifth of the time of an epoch, unless this would leave
+    fewer than `MIN_WATCHED` examples. `cost` is the cost of training on one example, in the unit of
+    `samplesoft.training.resolved.step_cost`.
+    """
+    affordable = int(_MAX_COST * num_training * cost / num_classes)
+    return min(num_held_out, max(affordable, MIN_WATCHED))
+
+
+class Watch(Callback):
+    """Follows the held-out loss from epoch to epoch, changes tau, and may end training.
+
+    The loss is computed after each epoch, until two epochs have not lowered it by more than
+    `MIN_IMPROVEMENT`. After each of these epochs tau is changed such that the loss falls. Accuracy
+    still rises for a while when the loss no longer falls: the number of epochs is therefore twice
+    the number of the last epoch that improved the loss.
+
+    Parameters
+    ----------
+    examples : Examples
+        Examples of which some are held out.
+    rows : ndarray of int, shape (k,)
+        Rows of the held-out examples on which the loss is computed; all have a label.
+    last_epoch : int
+        Epoch, counted from 1, after which the loss is no longer computed.
+    average : Average or None
+        Averaged parameters, with which the loss is computed; None to use the current ones.
+    changes_tau : bool
+        Whether tau is changed.
+    chooses_epochs : bool
+        Whether training ends after the chosen number of epochs.
+    verbose : bool
+        Whether the choice is written to stderr.
+
+    Attributes
+    ----------
+    losses : list of float
+        Held-out loss after each epoch, in nats.
+    best_epoch : int
+        Last epoch that improved the loss, counted from 1.
+    is_done : bool
+        Whether the loss is no longer computed.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        rows: IntArray,
+        last_epoch: int,
+        average: Average | None,
+        *,
+        changes_tau: bool,
+        chooses_epochs: bool,
+        verbose: bool = False,
+    ) -> None:
+        self._examples = examples
+        self._rows = rows
+        self._last_epoch = last_epoch
+        self._average = average
+        self._changes_tau = changes_tau
+        self._chooses_epochs = chooses_epochs
+        self._verbose = verbose
+        self._best_loss = np.inf
+        self.losses: list[float] = []
+        self.best_epoch = 1
+        self.is_done = False
+
+    def end_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
+        """Compute the held-out loss, and change tau if the loss has improved."""
+        if self.is_done:
+            return
+
+        model = task.model
+        with with_averages(self._average, task.parameters):
+            loss, best_factor = held_out_loss(model, self._examples.rows(self._rows))
+        self.losses.append(loss)
+
+        epoch = progress.epoch + 1
+        if loss < self._best_loss * (1.0 - MIN_IMPROVEMENT):
+            self._best_loss = loss
+            self.best_epoch = epoch
+        self.is_done = epoch >= min(self.best_epoch + _PATIENCE, self._last_epoch)
+        # in the last of these epochs the model is calibrated, and tau is no longer changed
+        if self._changes_tau and not self.is_done:
+            model.set_tau(model.softmax.loss.tau * best_factor)
+        if self.is_done:
+            self._report(epoch, model.softmax.loss.tau)
+
+    def _report(self, epoch: int, tau: float) -> None:
+        """Write the choice of tau and of the number of epochs to stderr."""
+        text = f"held-out loss {self._best_loss:.4f} after epoch {self.best_epoch}: tau {tau:.3g}"
+        if self._chooses_epochs:
+            text += f", {max(2 * self.best_epoch, epoch)} epochs in all"
+        report_line(self._verbose, text)
+
+    def after_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
+        """End training after the chosen number of epochs."""
+        if self._chooses_epochs and self.is_done and progress.epoch >= 2 * self.best_epoch:
+            progress.stop = True
+
+
+def _labels_by_example(labels: Any) -> tuple[IntArray, IntArray]:
+    """Return offsets (k + 1,) and class indices, from labels (k,) or a CSR matrix (k, n)."""
+    if isinstance(labels, np.ndarray):
+        return np.arange(len(labels) + 1), labels.astype(np.int64)
+    return labels.indptr.astype(np.int64), labels.indices.astype(np.int64)
+
+
+@njit
+def _write_losses(
+    contexts: Rows,
+    vectors: Rows,
+    starts: IntArray,
+    label_ids: IntArray,
+    first: int,
+    factors: FloatArray,
+    scores: Rows,
+    losses: FloatArray,
+) -> None:
+    """Write the losses of the examples from index `first` on, for scores times each factor.
+
+    `losses` has a row for each example, and a column for each factor. `scores` is a workspace of
+    shape (1, n), with n rounded up to a multiple of 8.
+    """
+    n = len(vectors)
+    row = scores[0]
+    block = np.empty(_BLOCK, row.dtype)
+    for k in range(len(losses)):
+        i = first + k
+        products(vectors, 0, n, contexts, i, -1, scores, 0)
+
+        # subtract the largest score, so that no exponential overflows
+        largest = row[0]
+        for j in range(1, n):
+            largest = max(largest, row[j])
+        for j in range(n):
+            row[j] -= largest
+
+        label_mean = 0.0
+        for entry in range(starts[i], starts[i + 1]):
+            label_mean += float(row[label_ids[entry]])
+        label_mean /= starts[i + 1] - starts[i]
+
+        for f in range(len(factors)):
+            factor = row.dtype.type(factors[f])
+            total = 0.0
+            for start in range(0, n, _BLOCK):
+                size = min(_BLOCK, n - start)
+                for j in range(size):
+                    block[j] = factor * row[start + j]
+                replace_by_exp(block, size)
+                for j in range(size):
+                    total += block[j]
+            losses[k, f] = np.log(total) - factors[f] * label_mean
