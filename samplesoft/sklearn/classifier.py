@@ -82,12 +82,12 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     Parameters
     ----------
-    embedding_dim : int or None
-        Dimension d of the input embedding and of the class vectors. None gives the scores ``tau *
-        (x @ W + b)``, a linear model without a bottleneck, for sparse inputs such as tf-idf. A step
-        then updates only the entries of W for features in the batch and for labels and drawn
-        classes. W has v times n parameters, and the sampler must not depend on inputs: it must draw
-        uniformly or by counts.
+    embedding_dim : int, "auto" or None
+        Dimension d of the input embedding and of the class vectors; ``"auto"`` is 256 for up to
+        2,000 classes, else 128. None gives the scores ``tau * (x @ W + b)``, a linear model without
+        a bottleneck, for sparse inputs such as tf-idf. A step then updates only the entries of W
+        for features in the batch and for labels and drawn classes. W has v times n parameters, and
+        the sampler must not depend on inputs: it must draw uniformly or by counts.
     alpha : float, optional
         Strength of the L2 penalty ``alpha / 2 * sum(W**2)`` on the mean loss, for `embedding_dim`
         None; by default 0.003 divided by the number of classes. Tuning it is worthwhile; see Notes.
@@ -311,7 +311,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     True
     """
 
-    embedding_dim: int | None = 128
+    embedding_dim: int | str | None = "auto"
     _: KW_ONLY
     alpha: float | None = None
     loss: str = "sampled-masked"

@@ -21,6 +21,11 @@ def check_parameters(classifier: Any) -> None:
         if name != "max_iter" or classifier.max_iter is not None:
             as_count(name, getattr(classifier, name))
 
+    if isinstance(classifier.embedding_dim, str) and classifier.embedding_dim != "auto":
+        raise ValueError(
+            "`embedding_dim` must be a whole number, 'auto' or None, got "
+            f"{classifier.embedding_dim!r}."
+        )
     as_choice("optimizer", classifier.optimizer, OPTIMIZERS)
     if classifier.learning_rate is not None:
         as_positive("learning_rate", classifier.learning_rate)

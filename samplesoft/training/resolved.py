@@ -27,6 +27,11 @@ _CLASSES_PER_DRAW = 32
 # for both losses, so that their ratio is smaller.
 _MAX_FULL_CLASSES = 1000
 _MAX_FULL_CLASSES_SEVERAL_LABELS = 1500
+# With "auto", vectors are longer if there are few classes, for which they gain the most and cost the
+# least.
+_DIM_OF_FEW_CLASSES = 256
+_DIM_OF_MANY_CLASSES = 128
+_FEW_CLASSES = 2000
 # Costs of a training step per example, in the unit of `step_cost`; measured on a CPU with AVX-512,
 # for vectors of 128 and batches of 128.
 _COST_OF_EXAMPLE = 120.0
@@ -329,6 +334,8 @@ def _runner_up(
         return None
 
     num_shared = num_shared_draws(num_classes)
+    if num_shared >= num_classes:
+        return None
     full = step_cost(num_classes, labels_each, entries_each)
     sampled = step_cost(num_shared, labels_each, entries_each)
     if model.loss == "full":
@@ -346,11 +353,19 @@ def _resolve_model(
     variant.
     """
     spec = LOSSES[requested["loss"]]
-    settings = {**requested, "num_sampled": num_draws(requested, num_classes)}
+    embedding_dim = requested.get("embedding_dim", LinearSoftmaxSettings.embedding_dim)
+    if embedding_dim == "auto":
+        few_classes = num_classes <= _FEW_CLASSES
+        embedding_dim = _DIM_OF_FEW_CLASSES if few_classes else _DIM_OF_MANY_CLASSES
+
+    settings = {
+        **requested,
+        "embedding_dim": embedding_dim,
+        "num_sampled": num_draws(requested, num_classes),
+    }
 
     unit_vectors = requested.get("normalize")
     if unit_vectors is None:
-        embedding_dim = requested.get("embedding_dim", LinearSoftmaxSettings.embedding_dim)
         unit_vectors = normalizes_by_default(embedding_dim, requested["loss"])
 
     if requested.get("tau") is None and unit_vectors:  # the default grows with log(n)

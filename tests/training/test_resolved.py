@@ -135,3 +135,9 @@ def test_the_runner_up_and_its_cost(num_classes, given, found):
     assert settings.runner_up == found
     assert (f"runner-up: {found}" in str(settings)) == (found is not None)
     assert resolve(asked, num_classes, 1000).runner_up is None  # without the example's size
+
+
+@pytest.mark.parametrize(("num_classes", "dim"), [(10, 256), (2000, 256), (2001, 128)])
+def test_vectors_are_longer_where_classes_are_few(num_classes, dim):
+    assert resolved(num_classes, embedding_dim="auto").model.embedding_dim == dim
+    assert resolved(num_classes).model.embedding_dim == FIELDS["embedding_dim"]
