@@ -27,7 +27,7 @@ _CLASSES_PER_DRAW = 32
 # for both losses, so that their ratio is smaller.
 _MAX_FULL_CLASSES = 1000
 _MAX_FULL_CLASSES_SEVERAL_LABELS = 1500
-# With "auto", vectors are longer if there are few classes, for which they gain the most and cost the
+# With "auto", vectors are longer if there are few classes: there they gain the most, and cost the
 # least.
 _DIM_OF_FEW_CLASSES = 256
 _DIM_OF_MANY_CLASSES = 128
@@ -375,7 +375,9 @@ def _resolve_model(
         settings |= {"sampler": None, "num_sampled": None, "shared": False}
         # for so few classes the full softmax costs no more than a sampled one
         if spec.draws:
-            settings |= {"loss": "full", "label_reduction": "pal-n"}
+            settings["loss"] = "full"
+            if settings.get("label_reduction") == "ova":  # which the full softmax does not have
+                settings["label_reduction"] = "pal-n"
     elif several_labels or requested.get("shared"):
         # draws that several labels or examples share cannot exclude all of their labels
         settings["loss"] = spec.masked or requested["loss"]
