@@ -1,296 +1,303 @@
-"""Accuracy against training time: the classifier, fastText, napkinXC and scikit-learn.
+"""Accuracy against training time: the classifier, label trees, fastText and scikit-learn.
 
 Writes ``classifier_frontier.csv`` and ``classifier_frontier.png`` beside this script: precision at
-1 and how often a label is among the best 5, for held-out examples, and the seconds of `fit` alone,
-for each method with several numbers of rounds. There are three data sets. Lines: lines of Python's
-standard library, with their module as the class. Identifiers: the 8 tokens before an identifier of
-that library, with the identifier as the class, for identifiers that occur at least 4 times (about
-30,000). Bibtex, whose examples have several labels, if its folder is given. Methods of packages
-that are not installed, fasttext and napkinxc, keep their rows of the CSV file::
+1, 3 and 5 of held-out examples, and the seconds of `fit` alone on two cores, for each method on 14
+sets of data. All have one protocol, which is described in ``classifier_sets.py``: a fifth of the
+examples is held out, at most 20,000, and test examples with the inputs of a training example are
+left out. The sets "other half" and "glyphs" were not looked at before the final run.
 
-    python figures/classifier_frontier.py --bibtex bibtex
+- digits, USPS: pixels of a picture, and the digit, 10 classes;
+- Bibtex: the words of a text, and its labels;
+- modules: tf-idf of a docstring, or 100 singular vectors of that (dense), and its module;
+- calls: tf-idf of a docstring, and the functions that its function calls;
+- imports: tf-idf of the words of a module, and the modules that it imports;
+- Unicode names: counts of the words and pairs of words of a character's name, and its last word;
+- characters: counts of the parts of an identifier, and the module that has it most often;
+- lines: the tokens of a line of code, and its module;
+- Penn Treebank: three words, and the next word;
+- identifiers: eight tokens of code, and the next token, an identifier;
+- other half: half of the names in a function, and the other half;
+- glyphs: pixels of a character in a font, and the character.
+
+samplesoft has its default settings, other numbers of epochs, and the full softmax if examples times
+classes are at most 200 million. The defaults and the full softmax are trained with several seeds:
+there is a row for each seed, and a row "mean" with the standard deviations. The rows of the
+defaults also have the best setting of the other packages by precision at 1 and at 5, the difference
+in points, and the training time divided by the time of that setting. omikuji, napkinXC, LinearSVC
+and Ridge have their default settings (Bonsai those of its authors), fastText and SGDClassifier
+several. scikit-learn's models get rows of length 1, and are left out beyond 2,000 classes or an
+estimated time of two minutes. The script prints what is left out and the reason::
+
+    python figures/classifier_frontier.py --bibtex bibtex --ptb ptb --usps usps
+
+With ``--data`` or ``--methods``, the other rows of the CSV file are kept. Without its folder, a set
+is left out; ``--packages`` is the folder of the installed packages whose code is read.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import re
-import sysconfig
-import tempfile
-from collections.abc import Iterator
-from importlib.util import find_spec
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from classifier_peers import PEERS, TOP, Result, padded
+from classifier_sets import PACKAGES, SETS, Data, LeftOut, Sources, data_set
 from matplotlib.figure import Figure
-from scipy import sparse
-from sklearn.feature_extraction.text import HashingVectorizer
-from sklearn.linear_model import SGDClassifier
-from sklearn.multiclass import OneVsRestClassifier
-from sklearn.preprocessing import normalize
-from table3_xc import found
-from tables import write_csv
+from tables import read_csv, write_csv
 
 from samplesoft._files import atomic_write
-from samplesoft.data import load_xml_repository
 from samplesoft.sklearn import SampledSoftmaxClassifier
 
-TOKEN = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[0-9]+|[^\sA-Za-z_0-9]")
-FIELDS = ("data", "method", "setting", "seconds", "precision_at_1", "in_top_5")
-LIBRARY = Path(sysconfig.get_paths()["stdlib"])
-TESTS = {"test", "tests", "idle_test"}
-WIDTH, LEAST, TESTED = 8, 4, 20_000
-FEW = 2000  # classes up to which one classifier for each is trained
-ROUNDS = (1, 2, 5, 10)
-EPOCHS = ((1, 0.5), (5, 0.2), (5, 0.5), (25, 0.2))  # of fastText, with rates
-LONG = 10_000_000  # examples of all epochs, beyond which softmax and ns take too long here
-SMALL = "samplesoft, vectors of 64, 100 draws"
+DEFAULT = "samplesoft"
+FULL = "samplesoft, full softmax"
+EPOCHS = "samplesoft, max_iter"
+MAX_FULL = 200_000_000  # examples times classes
+CUTOFFS = (1, 3, 5)
+MEAN = "mean"  # in the column of seeds
+FIELDS = (
+    *("data", "examples", "columns", "classes", "labels_each", "method", "setting", "seed"),
+    "seconds",
+    *(f"precision_at_{k}" for k in CUTOFFS),
+    *(f"sd_of_precision_at_{k}" for k in CUTOFFS),
+    *("best_peer_at_1", "points_at_1", "time_ratio_at_1"),
+    *("best_peer_at_5", "points_at_5", "time_ratio_at_5"),
+)
+STYLES = {  # colours of Okabe and Ito, and markers
+    DEFAULT: ("#D55E00", "o"),
+    EPOCHS: ("#D55E00", "."),
+    FULL: ("#CC79A7", "o"),
+    "omikuji Parabel": ("#0072B2", "s"),
+    "omikuji Bonsai": ("#0072B2", "D"),
+    "napkinXC PLT": ("#56B4E9", "^"),
+    "fastText hs": ("#009E73", "v"),
+    "fastText softmax": ("#009E73", "P"),
+    "fastText ova": ("#009E73", "X"),
+    "LinearSVC": ("#000000", "s"),
+    "Ridge": ("#000000", "D"),
+    "SGDClassifier": ("#777777", "^"),
+}
 Row = dict[str, Any]
 
 
-class Data(NamedTuple):
-    """Examples as texts of words and as rows of numbers, and their labels (N, n)."""
-
-    words: list[str]
-    X: Any  # (N, v)
-    labels: Any  # (N, n)
-    train: Any
-    test: Any
-
-
 def main() -> None:
-    """Train all methods on all data, then write the CSV and the figure."""
-    parser = argparse.ArgumentParser(description="Compare classifiers of many labels.")
+    """Train all methods on all sets, then print the comparison, and write the CSV and figure."""
+    parser = argparse.ArgumentParser(description="Compare classifiers of very many classes.")
     parser.add_argument("--bibtex", type=Path, metavar="DIR", help="with bibtex_train, bibtex_test")
-    parser.add_argument("--data", default="lines;Bibtex;identifiers", help="parted by ';'")
+    parser.add_argument("--ptb", type=Path, metavar="DIR", help="with ptb.train")
+    parser.add_argument("--usps", type=Path, metavar="DIR", help="with usps_int16.npz")
+    parser.add_argument(
+        "--packages", type=Path, metavar="DIR", default=PACKAGES, help="site-packages to be read"
+    )
+    parser.add_argument("--data", default=";".join(SETS), help="parted by ';'")
     parser.add_argument("--methods", default=";".join(METHODS), help="parted by ';'")
+    parser.add_argument("--seeds", type=int, default=3, help="of samplesoft")
     parser.add_argument("--share", type=float, default=1.0, help="of the examples")
+    parser.add_argument("--max-train", type=int, default=600_000, help="training examples")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
+    sources = Sources(args.bibtex, args.ptb, args.usps, args.packages, args.share, args.max_train)
+
+    args.output.mkdir(parents=True, exist_ok=True)
     path = args.output / "classifier_frontier.csv"
-    rows = {}
-    if path.exists():
-        with path.open(encoding="utf-8") as file:
-            rows = {(r["data"], r["method"], r["setting"]): r for r in csv.DictReader(file)}
-    for name, data in data_sets(args):
+    runs = runs_of(read_csv(path))
+    for name in args.data.split(";"):
+        try:
+            data = data_set(name, sources)
+        except LeftOut as reason:
+            print(f"{name} is left out: {reason}", flush=True)
+            continue
         for method in args.methods.split(";"):
-            for setting, seconds, best in METHODS[method](data):
-                row = {"data": name, "method": method, "setting": setting, "seconds": seconds}
-                rows[name, method, setting] = row | scores(best, data)
-                print(*rows[name, method, setting].values(), flush=True)
-                write_csv(path, list(rows.values()), FIELDS, digits=4)
+            new = results(name, data, method, args.seeds)
+            if new:
+                runs = [r for r in runs if (r["data"], r["method"]) != (name, method)] + new
+                write_csv(path, table(runs), FIELDS, digits=4)
+    rows = table(runs)
+    print(comparison(rows))
     with atomic_write(path.with_suffix(".png")) as draft:
-        draw(list(rows.values())).savefig(draft, dpi=130)
+        draw(rows).savefig(draft, dpi=110)
 
 
-def data_sets(args: argparse.Namespace) -> Iterator[tuple[str, Data]]:
-    """Yield the data that are asked for."""
-    if "lines" in args.data:
-        yield "lines", lines(args.share)
-    if "Bibtex" in args.data and args.bibtex:
-        yield "Bibtex", bibtex(args.bibtex)
-    if "identifiers" in args.data:
-        yield "identifiers", identifiers(args.share)
+def results(name: str, data: Data, method: str, seeds: int) -> list[Row]:
+    """Return a row for each result of a method on a set; none if it is left out."""
+    labels = data.labels[data.train]
+    shape = {
+        "data": name,
+        "examples": len(data.train),
+        "columns": data.X.shape[1],
+        "classes": labels.shape[1],
+        "labels_each": labels.nnz / labels.shape[0],
+    }
+    rows: list[Row] = []
+    try:
+        for result in METHODS[method](data, seeds):
+            row = {"method": method, "setting": result.setting, "seed": result.seed}
+            precisions = precision(result.ids, data.labels[data.test])
+            rows.append(shape | row | {"seconds": result.seconds} | precisions)
+            figures = " ".join(f"{value:.4f}" for value in precisions.values())
+            seed = "" if result.seed is None else f", seed {result.seed}"
+            start = f"{name}: {method}, {result.setting}{seed}:"
+            print(f"{start} {result.seconds:.2f} s, {figures}", flush=True)
+    except LeftOut as reason:
+        print(f"{name}: {method} is left out: {reason}", flush=True)
+    return rows
 
 
-def library(tests: bool) -> Iterator[tuple[str, str]]:
-    """Yield name and text of the modules of Python's library."""
-    for path in sorted(LIBRARY.rglob("*.py")):
-        parts = path.relative_to(LIBRARY).with_suffix("").parts
-        if "site-packages" not in parts and (tests or not TESTS & set(parts)):
-            yield ".".join(parts), path.read_text(encoding="utf-8", errors="replace")
+def precision(ids: Any, labels: Any) -> dict[str, float]:
+    """Return the fractions of the first 1, 3 and 5 of lists (N, 5) that are labels (N, n)."""
+    rows, places = np.nonzero(ids >= 0)
+    right = np.zeros(ids.shape)
+    right[rows, places] = labels[rows, ids[rows, places]] > 0
+    return {f"precision_at_{k}": float(right[:, :k].mean(axis=0).sum() / k) for k in CUTOFFS}
 
 
-def lines(share: float) -> Data:
-    """Return lines of more than 20 characters of modules that have 10 of them."""
-    words, names = [], []
-    for name, text in library(tests=False):
-        kept = [line for line in text.splitlines() if len(line.strip()) > 20]
-        if len(kept) >= 10:
-            words += [" ".join(TOKEN.findall(line)) for line in kept]
-            names += [name] * len(kept)
-    vectorizer = HashingVectorizer(
-        n_features=2**17, alternate_sign=False, token_pattern=r"\S+", lowercase=False
-    )
-    X = vectorizer.transform(words).astype(np.float32)
-    return split(words, X, np.unique(names, return_inverse=True)[1], share)
+# samplesoft ---------------------------------------------------------------------------------------
 
 
-def identifiers(share: float) -> Data:
-    """Return the tokens before identifiers, at most 600,000."""
-    tokens = np.array([token for _, text in library(tests=True) for token in TOKEN.findall(text)])
-    names, ids, counts = np.unique(tokens, return_inverse=True, return_counts=True)
-    wanted = (counts >= LEAST) & [name[0].isalpha() or name[0] == "_" for name in names]
-    places = np.flatnonzero(wanted[ids])
-    places = np.random.default_rng(0).permutation(places[places >= WIDTH])[:600_000]
-    before = ids[places[:, None] - np.arange(1, WIDTH + 1)]
-    starts = np.arange(0, before.size + 1, WIDTH)
-    X = sparse.csr_array(
-        (np.ones(before.size, np.float32), before.flatten(), starts),
-        (len(before), len(names)),  # a copy: rows are sorted
-    )
-    X.sum_duplicates()
-    words = [" ".join(names[row]) for row in before]
-    return split(words, normalize(X), np.unique(ids[places], return_inverse=True)[1], share)
-
-
-def split(words: list[str], X: Any, labels: Any, share: float) -> Data:
-    """Hold a tenth of a share of the examples out, at most 20,000."""
-    order = np.random.default_rng(1).permutation(len(labels))[: int(share * len(labels))]
-    cut = len(order) - min(len(order) // 10, TESTED)
-    each = np.arange(len(labels) + 1)
-    matrix = sparse.csr_array((np.ones(len(labels)), labels, each))
-    return Data(words, sparse.csr_array(X), matrix, order[:cut], order[cut:])
-
-
-def bibtex(folder: Path) -> Data:
-    """Return Bibtex as it is split, without examples that have no label."""
-    parts = [load_xml_repository(found(folder, f"bibtex_{part}")) for part in ("train", "test")]
-    X = sparse.csr_array(sparse.vstack([part.inputs for part in parts], format="csr"))
-    labels = sparse.csr_array(sparse.vstack([part.labels for part in parts], format="csr"))
-    words = [" ".join(f"w{i}" for i in X.indices[a:b]) for a, b in pairwise(X.indptr)]
-    has = np.flatnonzero(np.diff(labels.indptr))
-    cut = parts[0].inputs.shape[0]
-    return Data(words, normalize(X).astype(np.float32), labels, has[has < cut], has[has >= cut])
-
-
-def scores(best: Any, data: Data) -> Row:
-    """Return how often the first of lists (N, 5) of labels is one, and any of them."""
-    wanted = data.labels[data.test]
-    right = np.zeros(best.shape, bool)
-    for k in range(best.shape[1]):
-        there = best[:, k] >= 0
-        right[there, k] = wanted[np.flatnonzero(there), best[there, k]] > 0
-    return {"precision_at_1": right[:, 0].mean(), "in_top_5": right.any(axis=1).mean()}
-
-
-def single(data: Data) -> bool:
-    """Tell whether each example has one label."""
-    return bool(data.labels.nnz == data.labels.shape[0])
-
-
-def samplesoft(data: Data, **options: Any) -> Iterator[tuple[str, float, Any]]:
-    """Yield the defaults, and fewer or more rounds."""
+def samplesoft(data: Data, seeds: int, **options: Any) -> Iterator[Result]:
+    """Yield a model for each seed."""
     X, labels = data.X[data.train], data.labels[data.train]
-    y = labels.indices if single(data) else labels
-    SampledSoftmaxClassifier(max_iter=2, random_state=0, **options).fit(X[:3000], y[:3000])
-    for rounds in (None, *ROUNDS):
-        given = {} if rounds is None else {"max_iter": rounds}
+    if options.get("loss") == "full" and labels.shape[0] * labels.shape[1] > MAX_FULL:
+        raise LeftOut(f"examples times classes are over {MAX_FULL:,}")
+    y = labels.indices if data.single else labels
+    few = {**options, "max_iter": 2}  # which loads the compiled code
+    SampledSoftmaxClassifier(random_state=0, **few).fit(X[:3000], y[:3000])
+    setting = ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"
+    for seed in range(seeds):
         start = perf_counter()
-        model = SampledSoftmaxClassifier(random_state=0, **given, **options).fit(X, y)
+        model = SampledSoftmaxClassifier(random_state=seed, **options).fit(X, y)
         seconds = perf_counter() - start
-        named, _ = model.predict_topk(data.X[data.test], 5)
-        yield f"{rounds or 'default'} rounds", seconds, named
+        ids, _ = model.predict_topk(data.X[data.test], min(TOP, labels.shape[1]))
+        yield Result(setting, seed, seconds, padded(ids))
 
 
-def fast_text(data: Data, loss: str) -> Iterator[tuple[str, float, Any]]:
-    """Yield fastText with 64 dimensions, on two threads."""
-    if find_spec("fasttext") is None or (loss == "softmax" and data.labels.shape[1] > FEW):
-        return
-    import fasttext  # noqa: PLC0415
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "train.txt")
-        with path.open("w", encoding="utf-8") as file:
-            for i in data.train:
-                names = " ".join(f"__label__{j}" for j in data.labels[[i]].indices)
-                file.write(f"{names} {data.words[i]}\n")
-        for epochs, rate in EPOCHS:
-            if loss != "hs" and epochs * len(data.train) > (LONG if loss == "ns" else LONG // 5):
-                continue
-            start = perf_counter()
-            given = {"epoch": epochs, "lr": rate, "loss": loss, "dim": 64, "minCount": 1}
-            model = fasttext.train_supervised(str(path), thread=2, verbose=0, **given)
-            seconds = perf_counter() - start
-            best = np.full((len(data.test), 5), -1)
-            for row, i in enumerate(data.test):
-                # not model.predict, which NumPy 2 refuses
-                lists = model.f.predict(data.words[i] + "\n", 5, 0.0, "strict")
-                names = [name.removeprefix("__label__") for _, name in lists]
-                best[row, : len(names)] = names
-            yield f"{epochs} epochs, rate {rate}", seconds, best
+def samplesoft_epochs(data: Data, seeds: int) -> Iterator[Result]:
+    """Yield models of one seed with several numbers of epochs."""
+    for epochs in (1, 2, 5, 10):
+        yield from samplesoft(data, 1, max_iter=epochs)
 
 
-def plt(data: Data) -> Iterator[tuple[str, float, Any]]:
-    """Yield napkinXC's probabilistic label tree with its defaults."""
-    if find_spec("napkinxc") is None:
-        return
-    from napkinxc.models import PLT  # noqa: PLC0415
-
-    with tempfile.TemporaryDirectory() as folder:
-        labels = data.labels[data.train]
-        lists = [list(map(int, part)) for part in np.split(labels.indices, labels.indptr[1:-1])]
-        model, start = PLT(folder), perf_counter()
-        model.fit(sparse.csr_matrix(data.X[data.train]), lists)
-        seconds = perf_counter() - start
-        best = np.full((len(data.test), 5), -1)
-        for row, names in enumerate(model.predict(sparse.csr_matrix(data.X[data.test]), top_k=5)):
-            best[row, : len(names)] = names
-        yield "defaults", seconds, best
+def peer(method: str) -> Callable[[Data, int], Iterator[Result]]:
+    """Return a method of another package, which has no seeds."""
+    return lambda data, seeds: PEERS[method](data)
 
 
-def sgd(data: Data) -> Iterator[tuple[str, float, Any]]:
-    """Yield a logistic regression for each label, of scikit-learn, on both cores."""
-    if data.labels.shape[1] > FEW:
-        return
-    for rounds in (1, 5):
-        one = SGDClassifier(loss="log_loss", alpha=1e-6, max_iter=rounds, tol=None, random_state=0)
-        start = perf_counter()
-        model = OneVsRestClassifier(one, n_jobs=2).fit(data.X[data.train], data.labels[data.train])
-        seconds = perf_counter() - start
-        yield (
-            f"{rounds} rounds",
-            seconds,
-            np.argsort(-model.decision_function(data.X[data.test]), axis=1)[:, :5],
-        )
-
-
-METHODS: dict[str, Any] = {
-    "samplesoft": samplesoft,
-    SMALL: lambda data: samplesoft(data, embedding_dim=64, num_sampled=100),
-    "samplesoft, hierarchical": lambda data: samplesoft(data, loss="hierarchical"),
-    "fastText hs": lambda data: fast_text(data, "hs"),
-    "fastText ns": lambda data: fast_text(data, "ns"),
-    "fastText softmax": lambda data: fast_text(data, "softmax"),
-    "napkinXC PLT": plt,
-    "SGDClassifier": sgd,
+METHODS: dict[str, Callable[[Data, int], Iterator[Result]]] = {
+    DEFAULT: samplesoft,
+    EPOCHS: samplesoft_epochs,
+    FULL: lambda data, seeds: samplesoft(data, seeds, loss="full"),
+    **{method: peer(method) for method in PEERS},
 }
 
 
+# the table ----------------------------------------------------------------------------------------
+
+
+def runs_of(rows: list[Row]) -> list[Row]:
+    """Return the rows of a table that stand for a run, of sets and methods that still exist."""
+    return [
+        row
+        for row in rows
+        if set(FIELDS) <= set(row)
+        and row["seed"] != MEAN
+        and row["data"] in SETS
+        and row["method"] in METHODS
+    ]
+
+
+def table(runs: list[Row]) -> list[Row]:
+    """Return runs in order, with the means over seeds, and with comparisons in those of ours."""
+    rows: list[Row] = []
+    for name in SETS:
+        peers = [run for run in runs if run["data"] == name and run["method"] in PEERS]
+        for method in METHODS:
+            own = [run for run in runs if run["data"] == name and run["method"] == method]
+            rows += own
+            if method in (DEFAULT, FULL) and own:
+                mean = mean_row(own)
+                rows.append(mean | compared(mean, peers) if method == DEFAULT else mean)
+    return rows
+
+
+def mean_row(runs: list[Row]) -> Row:
+    """Return the mean of runs with several seeds, and the standard deviation of precisions."""
+    row = {**runs[0], "seed": MEAN, "seconds": float(np.mean([run["seconds"] for run in runs]))}
+    for k in CUTOFFS:
+        values = [run[f"precision_at_{k}"] for run in runs]
+        row[f"precision_at_{k}"] = float(np.mean(values))
+        row[f"sd_of_precision_at_{k}"] = float(np.std(values, ddof=1)) if len(runs) > 1 else None
+    return row
+
+
+def compared(row: Row, peers: list[Row]) -> Row:
+    """Return the best run of other packages at 1 and 5, and how a row differs from it."""
+    columns: Row = {}
+    for k in (1, 5) if peers else ():
+        measure = f"precision_at_{k}"
+        best = max(peers, key=lambda run: (run[measure], -run["seconds"]))
+        columns[f"best_peer_at_{k}"] = f"{best['method']}, {best['setting']}"
+        columns[f"points_at_{k}"] = 100 * (row[measure] - best[measure])
+        columns[f"time_ratio_at_{k}"] = row["seconds"] / best["seconds"]
+    return columns
+
+
+def comparison(rows: list[Row]) -> str:
+    """Return the comparison of the defaults with the best of other packages, a line for each set.
+
+    Differences are in points of precision, and times are divided by those of the other package.
+    """
+    lines = []
+    for row in rows:
+        if row["method"] == DEFAULT and row["seed"] == MEAN:
+            cells = [f"{row['data']:15s}", f"{row['classes']:6d} classes"]
+            for k in (1, 5) if row.get("best_peer_at_1") else ():
+                spread = row[f"sd_of_precision_at_{k}"]
+                deviation = "" if spread is None else f" +- {spread:.4f}"
+                cells.append(
+                    f"at {k}: {row[f'precision_at_{k}']:.4f}{deviation}, "
+                    f"{row[f'points_at_{k}']:+.2f} points, "
+                    f"{row[f'time_ratio_at_{k}']:.2f} of the time, {row[f'best_peer_at_{k}']}"
+                )
+            lines.append("  ".join(cells))
+    return "\n".join(lines)
+
+
 def draw(rows: list[Row]) -> Figure:
-    """Return accuracy against time, a panel for each data set and figure."""
+    """Return precision at 1 against time, a panel for each set; a ring stands for our defaults."""
     names = list(dict.fromkeys(row["data"] for row in rows))
-    figure = Figure(figsize=(4.4 * len(names), 7), layout="constrained")
-    axes = figure.subplots(2, len(names), squeeze=False)
-    for column, name in enumerate(names):
-        for axis, field in zip(axes[:, column], ("precision_at_1", "in_top_5"), strict=True):
-            for index, method in enumerate(METHODS):
-                mine = [r for r in rows if r["data"] == name and r["method"] == method]
-                if mine:
-                    points = sorted((float(r["seconds"]), float(r[field])) for r in mine)
-                    ours = method.startswith("samplesoft")
-                    style = "o-" if ours else "os^vDPX"[index % 7]
-                    axis.plot(*np.transpose(points), style, color=f"C{index}", ms=5, label=method)
-                    for r in (r for r in mine if r["setting"].startswith("default ") and not index):
-                        place = float(r["seconds"]), float(r[field])
-                        axis.plot(*place, "o", color=f"C{index}", ms=11, mfc="none")
-            axis.set_xscale("log")
-            axis.grid(alpha=0.3)
-        axes[0, column].set_title(name)
-        axes[1, column].set_xlabel("seconds of training (2 cores)")
-    axes[0, 0].set_ylabel("precision at 1")
-    axes[1, 0].set_ylabel("a label among the best 5")
-    known = {}
-    for axis in axes[0]:  # a method may have no point on some data
-        known |= {
-            label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-    figure.legend(known.values(), known, loc="outside lower center", ncols=4, fontsize=9)
-    figure.suptitle("Held-out accuracy against time of training; a ring: the defaults")
+    num_columns = min(4, len(names))
+    num_rows = -(-len(names) // num_columns)
+    figure = Figure(figsize=(3.6 * num_columns, 2.9 * num_rows + 1.2), layout="constrained")
+    axes = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    handles = {}
+    for axis, name in zip(axes, names, strict=False):
+        for method, (colour, marker) in STYLES.items():
+            own = [
+                row
+                for row in rows
+                if (row["data"], row["method"]) == (name, method)
+                and (row["seed"] == MEAN or method not in (DEFAULT, FULL))
+            ]
+            if own:
+                points = sorted((row["seconds"], row["precision_at_1"]) for row in own)
+                style: Row = {"color": colour, "marker": marker, "markersize": 6, "linewidth": 1}
+                if method == DEFAULT:
+                    style |= {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 2}
+                (handles[method],) = axis.plot(*np.transpose(points), **style, label=method)
+        classes = next(row["classes"] for row in rows if row["data"] == name)
+        axis.set_title(f"{name} ({classes:,} classes)", size=11)
+        axis.set_xscale("log")
+        axis.grid(alpha=0.3)
+    for axis in axes[len(names) :]:
+        axis.set_axis_off()
+    ordered = [method for method in STYLES if method in handles]
+    figure.legend(
+        [handles[method] for method in ordered], ordered, loc="outside lower center", ncols=4
+    )
+    figure.supylabel("precision at 1")
+    figure.suptitle("Held-out precision at 1 against seconds of training on 2 cores")
     return figure
 
 
