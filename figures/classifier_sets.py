@@ -116,15 +116,16 @@ def split(data: Data, sources: Sources) -> Data:
     """Hold a fifth out at random, at most 20,000, unless the set has a split.
 
     Test examples with the inputs of a training example are left out. So are labels that no training
-    example has, and examples without other labels.
+    example has, and examples without other labels or without nonzero inputs.
     """
     train, test = data.train, data.test
     if train is None:
         order = np.random.default_rng(1).permutation(data.X.shape[0])
         num_test = min(int(TEST_FRACTION * len(order)), MAX_TEST)
         train, test = order[num_test:], order[:num_test]
-    train = first_part(train, sources.share)[: sources.max_train]
-    test = first_part(test, sources.share)[:MAX_TEST]
+    has_inputs = abs(data.X).sum(axis=1) > 0
+    train = first_part(train[has_inputs[train]], sources.share)[: sources.max_train]
+    test = first_part(test[has_inputs[test]], sources.share)[:MAX_TEST]
 
     seen = np.unique(data.labels[train].indices)
     labels = canonical(data.labels[:, seen])

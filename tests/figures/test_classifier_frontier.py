@@ -100,7 +100,7 @@ def test_precision_is_that_of_loops():
 @pytest.mark.parametrize("dense", [False, True])
 def test_no_test_example_is_one_of_training(dense):
     rng = np.random.default_rng(1)
-    X = (rng.random((400, 6)) < 0.4).astype(np.float32)
+    X = (rng.random((400, 6)) < 0.4).astype(np.float32)  # of which some are zero
     labels = sets.single_labels(rng.integers(0, 120, 400))
     data = sets.split(
         sets.Data(None, X if dense else sparse.csr_array(X), labels), sets.Sources(share=0.5)
@@ -108,6 +108,7 @@ def test_no_test_example_is_one_of_training(dense):
     assert not set(data.train) & set(data.test) and len(data.train) <= 160 and data.single
     seen = {tuple(X[i]) for i in data.train}
     assert len(data.test) > 0 and not seen & {tuple(X[i]) for i in data.test}
+    assert tuple(np.zeros(6)) not in seen
     assert (data.labels[data.train].sum(axis=0) > 0).all()  # of labels of other examples none
     kept = labels.toarray()[np.concatenate([data.train, data.test])]
     columns = kept.sum(axis=0) > 0
