@@ -51,7 +51,9 @@ IDENTIFIER = re.compile(r"[A-Za-z_]\w{4,}")
 CONTEXT = 8  # tokens before an identifier
 MAX_WORDS = 2000  # of a module
 PIXELS = 16  # of a side of the picture of a character
-TEST_FRACTION, MAX_TEST = 0.2, 20_000
+TEST_FRACTION = 0.2
+MAX_TEST = 20_000  # examples
+MAX_TRAIN = 200_000  # examples, so that slow packages end
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -64,7 +66,7 @@ class Sources:
     usps: Path | None = None
     packages: Path = PACKAGES
     share: float = 1.0
-    max_train: int = 600_000
+    max_train: int = MAX_TRAIN
 
 
 @dataclass(frozen=True)
