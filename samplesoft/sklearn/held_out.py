@@ -18,8 +18,8 @@ from samplesoft.training.callbacks import Average, with_averages
 from samplesoft.training.linear_task import Examples
 from samplesoft.training.loop import Callback, Progress
 
-# An epoch is an improvement if it lowers the held-out loss by more than this fraction. On twelve
-# data sets, twice the last such epoch had the smallest loss of accuracy; see docs/benchmarks.md,
+# An epoch is an improvement if it lowers the held-out loss by more than this fraction. On nine data
+# sets, twice the last such epoch was closest to the best number of epochs; see docs/benchmarks.md,
 # section "Epochs and temperature of the classifier".
 MIN_IMPROVEMENT = 0.002
 _PATIENCE = 2  # number of epochs without an improvement, after which the loss is not computed
