@@ -63,13 +63,17 @@ def held_out_loss(model: LinearSoftmax, examples: Examples) -> HeldOutLoss:
     contexts = times_tau(model.embed(x), model.softmax.loss.tau)
     vectors = model.class_vectors()
     starts, label_ids = _labels_by_example(examples.labels)
+    # as in training: the negatives of a label may exclude the other labels of the example
+    masks = model.settings.mask_other_labels
     rows_each = max(1, _MAX_CHUNK_SCORES // len(vectors))
 
     def losses_of(rows: slice) -> FloatArray:
         """Return the losses (k, factors) of the examples `rows`."""
         losses = np.empty((rows.stop - rows.start, len(FACTORS)))
         scores = np.empty((1, round_up_to_8(len(vectors))), contexts.dtype)
-        _write_losses(contexts, vectors, starts, label_ids, rows.start, FACTORS, scores, losses)
+        _write_losses(
+            contexts, vectors, starts, label_ids, masks, rows.start, FACTORS, scores, losses
+        )
         return losses
 
     blocks = list(thread_map(losses_of, chunks(len(contexts), rows_each)))
@@ -198,6 +202,7 @@ def _write_losses(
     vectors: Rows,
     starts: IntArray,
     label_ids: IntArray,
+    masks_other_labels: bool,
     first: int,
     factors: FloatArray,
     scores: Rows,
@@ -222,10 +227,9 @@ def _write_losses(
         for j in range(n):
             row[j] -= largest
 
-        label_mean = 0.0
-        for entry in range(starts[i], starts[i + 1]):
-            label_mean += float(row[label_ids[entry]])
-        label_mean /= starts[i + 1] - starts[i]
+        label_scores = row[label_ids[starts[i] : starts[i + 1]]].astype(np.float64)
+        if masks_other_labels:
+            row[label_ids[starts[i] : starts[i + 1]]] = -np.inf
 
         for f in range(len(factors)):
             factor = row.dtype.type(factors[f])
@@ -237,4 +241,12 @@ def _write_losses(
                 replace_by_exp(block, size)
                 for j in range(size):
                     total += block[j]
-            losses[k, f] = np.log(total) - factors[f] * label_mean
+
+            loss = 0.0
+            for score in label_scores:
+                # log(total / exp(factor * score)), or with exp(factor * score) added to the total
+                log_ratio = np.log(total) - factors[f] * score
+                if masks_other_labels:
+                    log_ratio = max(log_ratio, 0.0) + np.log1p(np.exp(-abs(log_ratio)))
+                loss += log_ratio
+            losses[k, f] = loss / len(label_scores)
