@@ -142,12 +142,12 @@ def ranking_scores(
     if not len(rows):
         raise ValueError("`labels` must hold a label for some example, got none.")
 
-    labels_of_rows = [labels.indices[labels.indptr[b] : labels.indptr[b + 1]] for b in rows]
     lists = lists[rows]
     counts = counts[rows]
-    hits = np.array(
-        [np.isin(ids, row_labels) for ids, row_labels in zip(lists, labels_of_rows, strict=True)]
-    )
+    # one number for each pair of an example and a class
+    first_pairs = np.arange(len(rows)) * labels.shape[1]
+    labelled_pairs = np.repeat(first_pairs, counts) + labels.indices
+    hits = np.isin(first_pairs[:, None] + lists, labelled_pairs)
 
     discounts = 1.0 / np.log2(np.arange(2, lists.shape[1] + 2))
     # sum of the discounts of a list that contains only labels, for each length of the list
@@ -157,7 +157,8 @@ def ranking_scores(
         # the values for the best possible lists
         gains = np.where(hits, inverse_propensities[lists], 0.0)
         largest_gains = np.zeros(lists.shape)
-        for b, row_labels in enumerate(labels_of_rows):
+        for b, row in enumerate(rows):
+            row_labels = labels.indices[labels.indptr[row] : labels.indptr[row + 1]]
             rarest = np.sort(inverse_propensities[row_labels])[::-1][: lists.shape[1]]
             largest_gains[b, : len(rarest)] = rarest
 
