@@ -144,7 +144,7 @@ class SampledSoftmaxRecommender:
     drawn. With 4,000 draws, 1.1 is as good as 1.2.
 
     **Other models.** With a few thousand items, EASE, a ridge regression on items, is trained in a
-    second and about as good. ``figures/recommenders.py`` compares it with other models.
+    second and often better. ``figures/recommenders.py`` compares it with other models.
 
     References
     ----------
@@ -182,7 +182,7 @@ class SampledSoftmaxRecommender:
     warmup: float = 0.0
     early_stopping: bool = True
     validation_fraction: float = 0.1
-    n_iter_no_change: int = 4
+    n_iter_no_change: int = 8
     random_state: int | np.random.Generator | None = None
     verbose: bool = False
 
@@ -200,9 +200,9 @@ class SampledSoftmaxRecommender:
         ----------
         user_items : scipy.sparse matrix, shape (users, items)
             Interactions: nonnegative weights of the items that users have taken, such as ones.
+            Ratings are weights too: a low rating is no dislike. Duplicate entries are added up.
             Users without items are left out of training, and get the vector of an empty history. An
-            item without users starts from a random vector, and is drawn and recommended like any
-            other item.
+            item without users starts from a random vector, and is a negative whenever it is drawn.
         callbacks : sequence of samplesoft.training.Callback
             Callbacks between steps and after epochs. Their ``task.model`` is the model after the
             last step; after training, the average over the epochs replaces it.

@@ -85,7 +85,7 @@ _POWER_ITERATIONS = 3
 
 _LIST_LENGTH = 20  # number of items recommended to a user in validation
 _MAX_VALIDATION_USERS = 2000  # maximum number of users with hidden items
-_PROPAGATION_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # candidates for "auto"
+_PROPAGATION_WEIGHTS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # candidates for "auto"
 # propagation weight with which "auto" validates each epoch; the final one is chosen after training
 _EPOCH_WEIGHT = 0.05
 _DEFAULT_WEIGHT = 0.1  # propagation weight if nothing is held out
