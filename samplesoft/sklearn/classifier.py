@@ -117,9 +117,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         ``lambda inputs: make_sampler("quadratic", dataclasses.replace(inputs, alpha=1.0))``.
     num_sampled : int or "auto", optional
         Number m of draws per batch, or per example if not `shared`. The default is 100; if draws
-        are shared and do not depend on vectors, it is n / 32, but from 300 to 1,000. With up to
-        100 classes and a softmax loss, the default is the full softmax, which is as fast and has no
-        bias; see also `loss`. ``"auto"`` chooses a number; see Notes.
+        are shared and do not depend on vectors, it is n / 32, but from 300 to 1,000, and 1,000 if
+        examples may have several labels. With up to 100 classes and a softmax loss, the default is
+        the full softmax, which is as fast and has no bias; see also `loss`. ``"auto"`` chooses a
+        number; see Notes.
     shared : bool, optional
         Use one set of draws for the whole batch, which makes a step faster. The default is True if
         sharing costs little accuracy: for samplers that do not depend on contexts, such as the

@@ -513,7 +513,7 @@ def choose_auto_settings(
         learner.tune_inputs(examples.X[batch_rows], examples.labels[batch_rows]),
         masked_loss or classifier.loss,
         classifier.sampler,
-        num_draws(linear_softmax_parameters(classifier), num_classes),
+        num_draws(linear_softmax_parameters(classifier), num_classes, codec.multilabel),
         shared=classifier.shared,
         nu=classifier.nu,
         num_features=classifier.num_features,

@@ -18,7 +18,8 @@ _DEFAULT_LOSS = "sampled-masked"
 # are scored instead.
 NUM_SAMPLED = 100
 # Draws that a batch shares are cheap: their default number is n / 32 for n classes, but at least
-# 300 and at most 1000.
+# 300 and at most 1000. If examples may have several labels, it is 1000: draws are a smaller part of
+# the cost, and all labels of an example need negatives that are close to them.
 _MIN_SHARED_SAMPLED = 300
 _MAX_SHARED_SAMPLED = 1000
 _CLASSES_PER_DRAW = 32
@@ -284,7 +285,9 @@ def resolve(
         schedule=requested.schedule,
         warmup_steps=requested.warmup_steps + ceil(requested.warmup * num_steps),
         step_by_step=step_by_step,
-        runner_up=_runner_up(requested.model, model, num_classes, labels_each, entries_each),
+        runner_up=_runner_up(
+            requested.model, model, num_classes, several_labels, labels_each, entries_each
+        ),
     )
 
 
@@ -324,6 +327,7 @@ def _runner_up(
     requested: Any,
     model: LinearSoftmaxSettings,
     num_classes: int,
+    several_labels: bool,
     labels_each: float | None,
     entries_each: float | None,
 ) -> str | None:
@@ -333,7 +337,7 @@ def _runner_up(
     if isinstance(requested, LinearSoftmaxSettings) or not _is_chosen_by_cost(requested):
         return None
 
-    num_shared = num_shared_draws(num_classes)
+    num_shared = num_shared_draws(num_classes, several_labels)
     if num_shared >= num_classes:
         return None
     full = step_cost(num_classes, labels_each, entries_each)
@@ -361,7 +365,7 @@ def _resolve_model(
     settings = {
         **requested,
         "embedding_dim": embedding_dim,
-        "num_sampled": num_draws(requested, num_classes),
+        "num_sampled": num_draws(requested, num_classes, several_labels),
     }
 
     unit_vectors = requested.get("normalize")
@@ -385,7 +389,7 @@ def _resolve_model(
     return LinearSoftmaxSettings(**settings)
 
 
-def num_draws(requested: Mapping[str, Any], num_classes: int) -> Any:
+def num_draws(requested: Mapping[str, Any], num_classes: int, several_labels: bool = False) -> Any:
     """Return the number of draws that the user gave, possibly "auto", or else the default number.
 
     If the examples of a batch share their draws, draws are cheap, and their default number grows
@@ -393,11 +397,15 @@ def num_draws(requested: Mapping[str, Any], num_classes: int) -> Any:
     """
     if requested.get("num_sampled") is not None:
         return requested["num_sampled"]
-    return num_shared_draws(num_classes) if _draws_are_cheap(requested) else NUM_SAMPLED
+    if not _draws_are_cheap(requested):
+        return NUM_SAMPLED
+    return num_shared_draws(num_classes, several_labels)
 
 
-def num_shared_draws(num_classes: int) -> int:
+def num_shared_draws(num_classes: int, several_labels: bool) -> int:
     """Return the default number of draws that a batch shares."""
+    if several_labels:
+        return _MAX_SHARED_SAMPLED
     return max(_MIN_SHARED_SAMPLED, min(num_classes // _CLASSES_PER_DRAW, _MAX_SHARED_SAMPLED))
 
 

@@ -43,7 +43,7 @@ def resolved(
         (1000, {}, ("full", None, None, False)),
         (1001, {}, ("sampled-masked", "unigram", 300, True)),
         (1500, {"several_labels": True}, ("full", None, None, False)),
-        (1501, {"several_labels": True}, ("sampled-masked", "unigram", 300, True)),
+        (1501, {"several_labels": True}, ("sampled-masked", "unigram", 1000, True)),
         (101, {"sampler": "clusters"}, ("sampled-masked", "clusters", 100, False)),
         (101, {"loss": "jackknife"}, ("jackknife", "unigram", 100, False)),
         (12_800, {}, ("sampled-masked", "unigram", 400, True)),
