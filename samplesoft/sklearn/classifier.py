@@ -103,11 +103,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         meant for uniform draws. ``"full"``: the full softmax, which has no bias. The default loss
         with the default draws becomes the full softmax for up to 1,000 classes, or 1,500 if
         examples may have several labels: it then takes at most about twice the time. With 10,000
-        classes it takes some ten times as long. ``"full-logistic"``:
-        one logistic regression per class. ``"hierarchical"``: a softmax over cells of classes of
-        similar frequency, and one over the classes of a cell. Negative sampling learns the ratio of
-        label frequency to proposal; with draws by counts it ranks rare classes too high, the more
-        so the more classes there are.
+        classes it takes some ten times as long. ``"full-logistic"``: one logistic regression per
+        class. ``"hierarchical"``: a softmax over cells of classes of similar frequency, and one
+        over the classes of a cell. Negative sampling learns the ratio of label frequency to
+        proposal; with draws by counts it ranks rare classes too high, the more so the more classes
+        there are.
     sampler : str, callable or sampler
         A key of `samplesoft.samplers.SAMPLERS`; ignored by ``loss="full"``. Samplers by counts,
         such as the default, use the class counts of the data in `fit`. ``"auto"`` chooses between

@@ -12,6 +12,7 @@ from samplesoft._temperature import times_tau
 from samplesoft._validation import FloatArray, IntArray, scale_by_power_of_two
 from samplesoft.kernels.exponential import replace_by_exp
 from samplesoft.kernels.products import products, round_up_to_8
+from samplesoft.losses.base import checked_targets
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.samplers.base import Rows
 from samplesoft.training.callbacks import Average, with_averages
@@ -62,7 +63,11 @@ def held_out_loss(model: LinearSoftmax, examples: Examples) -> HeldOutLoss:
     x = examples.X.astype(model.dtype, copy=False)
     contexts = times_tau(model.embed(x), model.softmax.loss.tau)
     vectors = model.class_vectors()
-    starts, label_ids = _labels_by_example(examples.labels)
+    labels = examples.labels
+    if not isinstance(labels, np.ndarray):  # leave out the column of labels that are no class
+        labels = labels[:, : len(vectors)]
+    targets = checked_targets(labels, len(contexts), len(vectors))
+    starts = np.append(targets.offsets(), len(targets.labels))
     # as in training: the negatives of a label may exclude the other labels of the example
     masks = model.settings.mask_other_labels
     rows_each = max(1, _MAX_CHUNK_SCORES // len(vectors))
@@ -72,7 +77,7 @@ def held_out_loss(model: LinearSoftmax, examples: Examples) -> HeldOutLoss:
         losses = np.empty((rows.stop - rows.start, len(FACTORS)))
         scores = np.empty((1, round_up_to_8(len(vectors))), contexts.dtype)
         _write_losses(
-            contexts, vectors, starts, label_ids, masks, rows.start, FACTORS, scores, losses
+            contexts, vectors, starts, targets.labels, masks, rows.start, FACTORS, scores, losses
         )
         return losses
 
@@ -124,6 +129,8 @@ class Watch(Callback):
 
     Attributes
     ----------
+    chooses_epochs : bool
+        The argument.
     losses : list of float
         Held-out loss after each epoch, in nats.
     best_epoch : int
@@ -148,7 +155,7 @@ class Watch(Callback):
         self._last_epoch = last_epoch
         self._average = average
         self._changes_tau = changes_tau
-        self._chooses_epochs = chooses_epochs
+        self.chooses_epochs = chooses_epochs
         self._verbose = verbose
         self._best_loss = np.inf
         self.losses: list[float] = []
@@ -156,7 +163,7 @@ class Watch(Callback):
         self.is_done = False
 
     def end_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """Compute the held-out loss, and change tau if the loss has improved."""
+        """Compute the held-out loss, and change tau, until training no longer improves the loss."""
         if self.is_done:
             return
 
@@ -179,21 +186,14 @@ class Watch(Callback):
     def _report(self, epoch: int, tau: float) -> None:
         """Write the choice of tau and of the number of epochs to stderr."""
         text = f"held-out loss {self._best_loss:.4f} after epoch {self.best_epoch}: tau {tau:.3g}"
-        if self._chooses_epochs:
+        if self.chooses_epochs:
             text += f", {max(2 * self.best_epoch, epoch)} epochs in all"
         report_line(self._verbose, text)
 
     def after_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
         """End training after the chosen number of epochs."""
-        if self._chooses_epochs and self.is_done and progress.epoch >= 2 * self.best_epoch:
+        if self.chooses_epochs and self.is_done and progress.epoch >= 2 * self.best_epoch:
             progress.stop = True
-
-
-def _labels_by_example(labels: Any) -> tuple[IntArray, IntArray]:
-    """Return offsets (k + 1,) and class indices, from labels (k,) or a CSR matrix (k, n)."""
-    if isinstance(labels, np.ndarray):
-        return np.arange(len(labels) + 1), labels.astype(np.int64)
-    return labels.indptr.astype(np.int64), labels.indices.astype(np.int64)
 
 
 @njit

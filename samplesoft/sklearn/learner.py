@@ -159,12 +159,16 @@ class ClassifierTask(LinearTask):
         order = held_out_order(rows, self.seed)
         return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
 
+    def random_subset(self, rows: IntArray, max_rows: int) -> IntArray:
+        """Return at most `max_rows` random rows among `rows`, sorted."""
+        return self._split_rows(rows, max_rows)[1]
+
     def calibrate(self, X: Any, codes: Any, weights: FloatArray, rows: IntArray) -> None:
         """Fit the attribute `calibrated` on a random subset of the examples `rows`.
 
         The model must not have been trained on these examples.
         """
-        subset = np.sort(held_out_order(rows, self.seed)[: self._max_calibration_examples()])
+        subset = self.random_subset(rows, self._max_calibration_examples())
         if weights[subset].any():
             scores = np.concatenate([scores for _, scores in self.scores(X[subset])])
             labels = codes[subset]
@@ -287,15 +291,19 @@ def train(
     The attributes are `resolved_`, `loss_curve_`, `held_out_losses_`, `validation_scores_` and
     `n_iter_`. Validation scores are precision at 1 on `validation`, if this is not None. Halfway,
     the model is calibrated on `calibration_rows`, and afterwards also trained on them.
-    `weights_by_class` (n + 1,) apply to
-    calibration on `validation`, but not to validation scores; the weights of `examples` already
-    contain them.
+    `weights_by_class` (n + 1,) apply to calibration on `validation`, but not to validation scores;
+    the weights of `examples` already contain them.
     """
     learner = classifier._learner
-    held_out = None
-    if classifier.calibrate:
-        held_out = _held_out_examples(learner, examples, calibration_rows, validation)
-    watched = _watched_rows(learner, held_out, examples, rows)
+    num_scored = learner.model.settings.num_sampled or len(learner.codec.classes)
+    labels_each = _labels_each(examples.labels, rows)
+    entries_each = _entries_each(examples.X)
+    cost = step_cost(num_scored, labels_each, entries_each)
+    watched = _watched_examples(classifier, examples, rows, calibration_rows, validation, cost)
+    chooses_epochs = (
+        watched is not None and not classifier.early_stopping and _may_choose_epochs(classifier)
+    )
+
     with learner.using(examples, rows, classifier.batch_size):
         resolved = replace(
             resolve_settings(
@@ -304,9 +312,9 @@ def train(
                 len(rows),
                 num_held_back=len(calibration_rows),
                 row_norm=learner.row_norm,
-                chooses_epochs=watched is not None and _may_choose_epochs(classifier),
-                labels_each=labels_each(examples.labels, rows),
-                entries_each=entries_each(examples.X),
+                chooses_epochs=chooses_epochs,
+                labels_each=labels_each,
+                entries_each=entries_each,
             ),
             model=learner.model.settings,
             step_by_step=learner.why_step_by_step(learner.optimizer),
@@ -316,14 +324,15 @@ def train(
 
         average = Average(learner.parameters) if classifier.average else None
         watch = None
-        if held_out is not None and watched is not None:
+        if watched is not None:
+            watched_examples, watched_rows = watched
             watch = Watch(
-                held_out[0],
-                watched,
+                watched_examples,
+                watched_rows,
                 calibration_epoch(resolved.epochs),
                 average,
                 changes_tau=_may_change_tau(classifier, learner.model.softmax.sampler),
-                chooses_epochs=_may_choose_epochs(classifier) and not classifier.early_stopping,
+                chooses_epochs=chooses_epochs,
                 verbose=bool(classifier.verbose),
             )
         score = None
@@ -375,8 +384,7 @@ def _make_callbacks(
     if score is not None:
         callbacks.append(score)
     if classifier.verbose:
-        chooses_epochs = watch is not None and _may_choose_epochs(classifier)
-        num_epochs = None if chooses_epochs else resolved.epochs
+        num_epochs = None if watch is not None and watch.chooses_epochs else resolved.epochs
         callbacks.append(EpochBar(num_epochs, "precision_at_1", score))
     if classifier.early_stopping:
         callbacks.append(KeepBest(average))
@@ -385,14 +393,14 @@ def _make_callbacks(
     return callbacks
 
 
-def labels_each(labels: Any, rows: IntArray) -> float:
+def _labels_each(labels: Any, rows: IntArray) -> float:
     """Return the mean number of labels of the examples `rows`."""
     if isinstance(labels, np.ndarray):
         return 1.0
-    return float(labels[rows].nnz / len(rows))
+    return float(np.diff(labels.indptr)[rows].mean())
 
 
-def entries_each(X: Any) -> float:
+def _entries_each(X: Any) -> float:
     """Return the mean number of nonzero inputs of an example, as far as their cost is concerned.
 
     A tenth of the columns of dense inputs are counted, whose products are quicker.
@@ -402,50 +410,38 @@ def entries_each(X: Any) -> float:
     return float(X.nnz / max(X.shape[0], 1))
 
 
-def _held_out_examples(
-    learner: ClassifierTask,
-    examples: Examples,
-    calibration_rows: IntArray,
-    validation: Examples | None,
-) -> tuple[Examples, IntArray] | None:
-    """Return examples and the rows of those that are held out and have known labels, or None."""
-    if len(calibration_rows):
-        return examples, calibration_rows
-    if validation is None:
-        return None
-    weights = np.asarray(validation.weights)
-    rows = learner.indices_with_seen_labels(validation.labels)
-    return validation, rows[weights[rows] > 0.0]
-
-
-def _watched_rows(
-    learner: ClassifierTask,
-    held_out: tuple[Examples, IntArray] | None,
+def _watched_examples(
+    classifier: Any,
     examples: Examples,
     rows: IntArray,
-) -> IntArray | None:
-    """Return the rows of the examples on which the loss is computed after each epoch, or None.
+    calibration_rows: IntArray,
+    validation: Examples | None,
+    cost: float,
+) -> tuple[Examples, IntArray] | None:
+    """Return examples, and the rows of those on which the loss is computed after each epoch.
 
-    `held_out` are examples, and the rows of those that are held out. `examples` and `rows` are the
-    same for training. The result is None if too few examples are held out, or if the loss of the
+    They are held out: a random subset of `calibration_rows`, or of the validation examples whose
+    labels are all classes. `cost` is the cost of training on one example. The result is None if
+    nothing may follow from held-out examples, if there are too few of them, or if the loss of the
     model is not an estimate of the full softmax.
     """
+    learner = classifier._learner
     settings = learner.model.settings
     is_softmax = settings.loss == "full" or LOSSES[settings.loss].is_softmax
-    if held_out is None or settings.embedding_dim is None or not is_softmax:
+    if not classifier.calibrate or settings.embedding_dim is None or not is_softmax:
         return None
 
-    held_out_rows = held_out[1]
+    held_out_rows = calibration_rows
+    if validation is not None:
+        examples = validation
+        held_out_rows = learner.indices_with_seen_labels(validation.labels)
+        held_out_rows = held_out_rows[validation.weights[held_out_rows] > 0.0]
     if len(held_out_rows) < MIN_WATCHED:
         return None
+
     num_classes = len(learner.codec.classes)
-    cost = step_cost(
-        settings.num_sampled or num_classes,
-        labels_each(examples.labels, rows),
-        entries_each(examples.X),
-    )
     num = num_watched(len(held_out_rows), len(rows), num_classes, cost)
-    return np.sort(held_out_order(held_out_rows, learner.seed)[:num])
+    return examples, learner.random_subset(held_out_rows, num)
 
 
 def _may_choose_epochs(classifier: Any) -> bool:

@@ -13,7 +13,6 @@ from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes_b
 from samplesoft.samplers.registry import SAMPLERS
 from samplesoft.training.schedules import Schedule, default_learning_rate, make_schedule
 
-_DEFAULT_LOSS = "sampled-masked"
 # Default number of draws of each example's own. If there are no more classes than this, all classes
 # are scored instead.
 NUM_SAMPLED = 100
@@ -377,7 +376,7 @@ def _resolve_model(
 
     if scores_all_classes(requested, num_classes, several_labels):
         settings |= {"sampler": None, "num_sampled": None, "shared": False}
-        # for so few classes the full softmax costs no more than a sampled one
+        # for so few classes the full softmax costs at most about twice as much as a sampled one
         if spec.draws:
             settings["loss"] = "full"
             if settings.get("label_reduction") == "ova":  # which the full softmax does not have
@@ -434,7 +433,8 @@ def _is_chosen_by_cost(requested: Mapping[str, Any]) -> bool:
 
     This is so for the default loss with cheap draws, if the user gave no number of draws.
     """
-    is_default = requested["loss"] == _DEFAULT_LOSS and requested.get("num_sampled") is None
+    has_default_loss = requested["loss"] == LinearSoftmaxSettings.loss
+    is_default = has_default_loss and requested.get("num_sampled") is None
     return is_default and _draws_are_cheap(requested)
 
 
