@@ -150,11 +150,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     mask_other_labels : bool
         For a label of an example with several labels, exclude the other labels from the negatives.
     max_iter : int, optional
-        Number of epochs. By default it is chosen: twice the number of epochs after which the loss
-        on held-out examples stops falling by more than 0.2 %, but at most 30; see `calibrate`.
-        Without held-out examples, for a `schedule` with decay, a `warmup`, or a loss that is not
-        softmax, it is 10, or more if there are fewer than 400 steps. It is 20 for `embedding_dim`
-        None, and at most 30 with `early_stopping`.
+        Number of epochs. By default it is chosen by the loss on held-out examples, at most 30; see
+        `calibrate`. Without held-out examples, or for a loss that is not softmax, it is 10, or more
+        if there are fewer than 400 steps. It is 20 for `embedding_dim` None, and at most 30 with
+        `early_stopping`.
     batch_size : int
         Number of examples per step.
     optimizer : str
@@ -164,9 +163,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         ``"adam"``. For `embedding_dim` None it is 2 for ``"adagrad"`` and 0.2 for ``"adam"``,
         divided by the mean row norm of `X` in the first call if this norm is above 1. Other
         optimizers get the default of ``"adagrad"``, which may not suit them.
-    schedule : {"constant", "linear", "cosine"}
-        Learning rate during `fit`: constant, or decreasing to 0 at the end of `max_iter`.
-        `partial_fit` uses the constant rate.
+    schedule : {"constant", "linear", "cosine"}, optional
+        Learning rate during `fit`: constant, or decreasing to 0 at its end. The default is
+        constant, or after a trial run linear; see `calibrate`. `partial_fit` uses the constant
+        rate.
     warmup : float
         Fraction of the steps of `fit` during which the learning rate first rises linearly.
     early_stopping : bool
@@ -185,11 +185,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     calibrate : bool
         Calibrate `predict_proba` on examples that the model was not trained on. These are the
         examples of ``eval_set``, or the examples held out for `early_stopping`. Without either, a
-        `fit` from scratch excludes `validation_fraction` of the examples, at most 1,000, from the
-        first half of the epochs. It then calibrates on these examples, and trains on them in the
-        second half. If there are at least 32 of them, they also determine `tau` and `max_iter`,
-        where these are not given. With False, probabilities are the softmax of the scores, all
-        epochs use all examples, and `tau` and `max_iter` have fixed defaults; see Notes.
+        `fit` from scratch holds out `validation_fraction` of the examples, at most 1,000. If there
+        are at least 32 of them, they also determine `tau` and `max_iter`, where these are not
+        given; see Notes. With False, probabilities are the softmax of the scores, all epochs use
+        all examples, and `tau` and `max_iter` have fixed defaults.
     class_weight : dict, "balanced" or None
         Weights of classes. The weight of an example is the mean of the weights of its labels, times
         its `sample_weight` in `fit`. Examples whose labels all have weight 0 are not used in
@@ -228,7 +227,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     num_unlabeled_ : int
         Number of examples without a label in the last `fit`, which were left out.
     loss_curve_ : list of float
-        Mean training loss in nats, per epoch.
+        Mean training loss in nats, per epoch; without the epochs of a trial run.
     held_out_losses_ : list of float
         Loss in nats on held-out examples after each of the first epochs, until it no longer falls;
         empty if nothing was held out.
@@ -246,8 +245,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         without calibration. Unless the loss is ``"full-logistic"``, its field ``labels_each`` is
         the assumed number of labels per example, or None if each example has one label.
     auto_choice_ : dict
-        Result of ``"auto"``: ``loss``, ``sampler``, ``num_sampled``, ``shared``, and ``verdict``,
-        the reason in words.
+        Result of ``"auto"``: ``loss``, ``sampler``, ``num_sampled``, ``shared``, ``verdict``, the
+        reason in words, and ``seconds``, the time that the choice took.
 
     Notes
     -----
@@ -269,9 +268,18 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     **Calibration.** A model is more confident on its training examples than on new examples. So
     `fit` chooses the temperature that minimises the log loss on examples that are new to the model.
     If there are few such examples, a penalty keeps the temperature near that of training. The model
-    is then trained on these examples in the second half of the epochs, so that no accuracy is lost.
-    With several labels per example, `labels_each` is fitted as well. Measurements are in
-    docs/benchmarks.md, section "Calibration of the classifier".
+    is trained on these examples afterwards, so that no accuracy is lost. With several labels per
+    example, `labels_each` is fitted as well. Measurements are in docs/benchmarks.md, section
+    "Calibration of the classifier".
+
+    **Epochs and tau.** After each epoch `fit` computes the loss on held-out examples, and changes
+    tau such that it falls, until two epochs have not lowered it by more than 0.2 %, and for at
+    least 100 steps. Let b be the last epoch that lowered it. If more than 5 % of the examples are
+    held out, as by default with fewer than 20,000 examples, this was a trial run: the model is then
+    trained from scratch on all examples, for 1.5 b + 1 epochs with a learning rate that decays
+    linearly. If fewer are held out, training goes on up to 2 b epochs, on all examples. With
+    `max_iter`, held-out examples are left out of the first half of the epochs. Measurements are in
+    docs/benchmarks.md, section "Epochs and temperature of the classifier".
 
     **Automatic choice.** With ``"auto"``, `fit` first trains a pilot model for a tenth of its steps
     (100 to 1000) with 100 draws by counts. `samplesoft.tune` measures settings on the vectors of
@@ -331,7 +339,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     batch_size: int = 128
     optimizer: str = "adagrad"
     learning_rate: float | None = None
-    schedule: str = "constant"
+    schedule: str | None = None
     warmup: float = 0.0
     early_stopping: bool = False
     validation_fraction: float = 0.1
@@ -380,8 +388,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             The inputs and labels of `eval_set` as two arguments, for a pipeline with
             ``transform_input=["X_val"]``, which transforms the inputs only.
         callbacks : sequence of samplesoft.training.Callback
-            Callbacks between steps and after epochs. In them, ``task.model`` is the model after the
-            last step; with `average` its parameters become the average only at the end.
+            Callbacks between steps and after epochs, which are not called in a trial run. In them,
+            ``task.model`` is the model after the last step; with `average` its parameters become
+            the average only at the end.
 
         Returns
         -------
@@ -474,7 +483,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     train_rows, self.validation_fraction
                 )
 
-            train(
+            trained = train(
                 self,
                 Examples(X, codes, weights),
                 train_rows,
@@ -482,7 +491,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 calibration_rows,
                 weights_by_class,
                 callbacks,
+                continues=continues,
             )
+            self._set_learner(trained)
 
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +21,13 @@ from samplesoft.training.linear_task import Examples
 from samplesoft.training.loop import Callback, Progress
 
 # An epoch is an improvement if it lowers the held-out loss by more than this fraction. On nine data
-# sets, twice the last such epoch was closest to the best number of epochs; see docs/benchmarks.md,
-# section "Epochs and temperature of the classifier".
+# sets, twice the last such epoch was closest to the best number of epochs at a constant learning
+# rate; see docs/benchmarks.md, section "Epochs and temperature of the classifier".
 MIN_IMPROVEMENT = 0.002
-_PATIENCE = 2  # number of epochs without an improvement, after which the loss is not computed
+# The loss is no longer computed after this number of epochs without an improvement, if there were
+# at least this number of steps.
+_PATIENCE = 2
+_MIN_STEPS = 100
 # factors by which tau may change after an epoch
 FACTORS = 2.0 ** (np.arange(-4, 5) / 8.0)
 _UNCHANGED = 4  # index of the factor 1
@@ -106,9 +110,9 @@ class Watch(Callback):
     """Follows the held-out loss from epoch to epoch, changes tau, and may end training.
 
     The loss is computed after each epoch, until two epochs have not lowered it by more than
-    `MIN_IMPROVEMENT`. After each of these epochs tau is changed such that the loss falls. Accuracy
-    still rises for a while when the loss no longer falls: the number of epochs is therefore twice
-    the number of the last epoch that improved the loss.
+    `MIN_IMPROVEMENT`, and for at least 100 steps. After each of these epochs tau is changed such
+    that the loss falls. Accuracy still rises for a while when the loss no longer falls, so that
+    more epochs follow; see `num_epochs`.
 
     Parameters
     ----------
@@ -124,6 +128,8 @@ class Watch(Callback):
         Whether tau is changed.
     chooses_epochs : bool
         Whether training ends after the chosen number of epochs.
+    is_trial : bool
+        Whether training ends at once when that number is known, because it begins again.
     verbose : bool
         Whether the choice is written to stderr.
 
@@ -148,6 +154,7 @@ class Watch(Callback):
         *,
         changes_tau: bool,
         chooses_epochs: bool,
+        is_trial: bool,
         verbose: bool = False,
     ) -> None:
         self._examples = examples
@@ -156,11 +163,22 @@ class Watch(Callback):
         self._average = average
         self._changes_tau = changes_tau
         self.chooses_epochs = chooses_epochs
+        self._is_trial = is_trial
         self._verbose = verbose
         self._best_loss = np.inf
         self.losses: list[float] = []
         self.best_epoch = 1
         self.is_done = False
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of epochs in all, or for training after a trial.
+
+        After a trial the learning rate decays, so that fewer epochs suffice.
+        """
+        if self._is_trial:
+            return ceil(1.5 * self.best_epoch) + 1
+        return max(2 * self.best_epoch, len(self.losses))
 
     def end_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
         """Compute the held-out loss, and change tau, until training no longer improves the loss."""
@@ -176,23 +194,26 @@ class Watch(Callback):
         if loss < self._best_loss * (1.0 - MIN_IMPROVEMENT):
             self._best_loss = loss
             self.best_epoch = epoch
-        self.is_done = epoch >= min(self.best_epoch + _PATIENCE, self._last_epoch)
+        is_over = epoch >= self.best_epoch + _PATIENCE and progress.step >= _MIN_STEPS
+        self.is_done = is_over or epoch >= self._last_epoch
         # in the last of these epochs the model is calibrated, and tau is no longer changed
         if self._changes_tau and not self.is_done:
             model.set_tau(model.softmax.loss.tau * best_factor)
         if self.is_done:
-            self._report(epoch, model.softmax.loss.tau)
+            self._report(model.softmax.loss.tau)
 
-    def _report(self, epoch: int, tau: float) -> None:
+    def _report(self, tau: float) -> None:
         """Write the choice of tau and of the number of epochs to stderr."""
         text = f"held-out loss {self._best_loss:.4f} after epoch {self.best_epoch}: tau {tau:.3g}"
         if self.chooses_epochs:
-            text += f", {max(2 * self.best_epoch, epoch)} epochs in all"
+            end = "on all examples" if self._is_trial else "in all"
+            text += f", {self.num_epochs} epochs {end}"
         report_line(self._verbose, text)
 
     def after_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """End training after the chosen number of epochs."""
-        if self.chooses_epochs and self.is_done and progress.epoch >= 2 * self.best_epoch:
+        """End training after the chosen number of epochs; a trial, when the number is known."""
+        is_last = self._is_trial or progress.epoch >= self.num_epochs
+        if self.chooses_epochs and self.is_done and is_last:
             progress.stop = True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,6 +51,10 @@ from samplesoft.tuning.pilot import PILOT_SETTINGS, choose_settings, num_pilot_s
 
 _MAX_CALIBRATION_EXAMPLES = 1000  # max number of examples for calibration
 _MAX_CALIBRATION_SCORES = 1 << 24  # max number of scores (examples times classes)
+# If more examples than this fraction are held out, the number of epochs is chosen in a trial run,
+# and training then begins again on all examples. With fewer examples it goes on after the choice,
+# because a new beginning would take longer for a small gain.
+_MAX_UNSEEN = 0.05
 _MAX_CHUNK_ENTRIES = 1 << 16  # max number of input entries in a chunk
 
 
@@ -89,6 +94,24 @@ class ClassifierTask(LinearTask):
         training_data = ("data", "rows")
         state = {name: value for name, value in vars(self).items() if name not in training_data}
         return {**state, "_epoch": None, "_batches": []}
+
+    def restarted(self) -> ClassifierTask:
+        """Return a new task with the initial parameters of this one.
+
+        It has the tau, which may have changed, and the calibration of this one, but no examples.
+        """
+        task = ClassifierTask(
+            codec=self.codec,
+            num_inputs=self.model.num_inputs,
+            settings=self.model.settings,
+            counts=self.counts,
+            dtype=self.model.dtype,
+            seed=self.seed,
+            optimizer=self.optimizer_name,
+        )
+        task.calibrated = self.calibrated
+        task.row_norm = self.row_norm
+        return task
 
     def split_for_validation(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
         """Return the rows to train on, and a random fraction of `rows` that is held out.
@@ -265,15 +288,23 @@ class Calibrate(Callback):
 
 
 def resolve_settings(
-    classifier: Any, codec: LabelCodec, num_examples: int, **options: Any
+    classifier: Any,
+    codec: LabelCodec,
+    num_examples: int,
+    *,
+    epochs: int | None = None,
+    **options: Any,
 ) -> Resolved:
     """Return the settings of a fit on `num_examples` examples, with all defaults resolved.
 
-    The settings follow from the parameters of the classifier. `options` are passed to
+    The settings follow from the parameters of the classifier. If a trial run has determined the
+    number of `epochs`, the learning rate decays by default. `options` are passed to
     `samplesoft.training.resolved.resolve`.
     """
     num_classes = len(codec.classes)
     settings = fit_settings(classifier, num_classes, getattr(classifier, "auto_choice_", {}))
+    if epochs is not None:
+        settings = replace(settings, epochs=epochs, schedule=settings.schedule or "linear")
     return resolve(settings, num_classes, num_examples, several_labels=codec.multilabel, **options)
 
 
@@ -285,56 +316,87 @@ def train(
     calibration_rows: IntArray,
     weights_by_class: FloatArray,
     callbacks: Sequence[Callback],
-) -> None:
+    *,
+    continues: bool,
+) -> ClassifierTask:
     """Train the model of a classifier on the examples `rows`, and set the attributes of the fit.
 
     The attributes are `resolved_`, `loss_curve_`, `held_out_losses_`, `validation_scores_` and
-    `n_iter_`. Validation scores are precision at 1 on `validation`, if this is not None. Halfway,
-    the model is calibrated on `calibration_rows`, and afterwards also trained on them.
+    `n_iter_`. Validation scores are precision at 1 on `validation`, if this is not None.
+
+    `calibration_rows` are held out, for calibration, and for the choice of tau and the number of
+    epochs. If they are a large part of all examples, the choice is made in a trial run, after which
+    the model is trained from scratch on all examples. Otherwise training goes on after the choice,
+    also on `calibration_rows`.
+
     `weights_by_class` (n + 1,) apply to calibration on `validation`, but not to validation scores;
-    the weights of `examples` already contain them.
+    the weights of `examples` already contain them. `continues` says whether the model was trained
+    before.
+
+    Returns
+    -------
+    ClassifierTask
+        The trained task, a new one after a trial run.
     """
-    learner = classifier._learner
+    learner: ClassifierTask = classifier._learner
     num_scored = learner.model.settings.num_sampled or len(learner.codec.classes)
     labels_each = _labels_each(examples.labels, rows)
     entries_each = _entries_each(examples.X)
     cost = step_cost(num_scored, labels_each, entries_each)
     watched = _watched_examples(classifier, examples, rows, calibration_rows, validation, cost)
     chooses_epochs = (
-        watched is not None and not classifier.early_stopping and _may_choose_epochs(classifier)
+        watched is not None
+        and classifier.max_iter is None
+        and not classifier.early_stopping
+        and not continues
     )
+    has_trial = chooses_epochs and (
+        len(calibration_rows) > _MAX_UNSEEN * len(rows) or _needs_epochs_before(classifier)
+    )
+    resolve_for = partial(
+        resolve_settings,
+        classifier,
+        learner.codec,
+        row_norm=learner.row_norm,
+        chooses_epochs=chooses_epochs,
+        labels_each=labels_each,
+        entries_each=entries_each,
+    )
+    resolved = resolve_for(len(rows), num_held_back=len(calibration_rows))
+
+    average = Average(learner.parameters) if classifier.average else None
+    watch = None
+    if watched is not None:
+        watch = Watch(
+            *watched,
+            calibration_epoch(resolved.epochs),
+            average,
+            changes_tau=_may_change_tau(classifier, learner.model.softmax.sampler),
+            chooses_epochs=chooses_epochs,
+            is_trial=has_trial,
+            verbose=bool(classifier.verbose),
+        )
+
+    held_out_losses = [] if watch is None else watch.losses
+    if watch is not None and has_trial:
+        with learner.using(examples, rows, classifier.batch_size):
+            _run_trial(classifier, learner, resolved, average, watch, calibration_rows)
+        rows = np.sort(np.concatenate((rows, calibration_rows)))
+        calibration_rows = calibration_rows[:0]
+        resolved = resolve_for(len(rows), epochs=watch.num_epochs)
+        learner = learner.restarted()
+        average = Average(learner.parameters) if classifier.average else None
+        watch = None
 
     with learner.using(examples, rows, classifier.batch_size):
         resolved = replace(
-            resolve_settings(
-                classifier,
-                learner.codec,
-                len(rows),
-                num_held_back=len(calibration_rows),
-                row_norm=learner.row_norm,
-                chooses_epochs=chooses_epochs,
-                labels_each=labels_each,
-                entries_each=entries_each,
-            ),
+            resolved,
             model=learner.model.settings,
             step_by_step=learner.why_step_by_step(learner.optimizer),
         )
         report_line(bool(classifier.verbose), f"fit: {resolved}")
         learner.optimizer.learning_rate = resolved.learning_rate
 
-        average = Average(learner.parameters) if classifier.average else None
-        watch = None
-        if watched is not None:
-            watched_examples, watched_rows = watched
-            watch = Watch(
-                watched_examples,
-                watched_rows,
-                calibration_epoch(resolved.epochs),
-                average,
-                changes_tau=_may_change_tau(classifier, learner.model.softmax.sampler),
-                chooses_epochs=chooses_epochs,
-                verbose=bool(classifier.verbose),
-            )
         score = None
         if validation is not None:
             precision = partial(learner.precision_at_1, *validation)
@@ -353,7 +415,7 @@ def train(
         )
 
     classifier.resolved_ = replace(resolved, model=learner.model.settings)
-    classifier.held_out_losses_ = [] if watch is None else watch.losses
+    classifier.held_out_losses_ = held_out_losses
     classifier.loss_curve_ = [epoch["train_loss"] for epoch in progress.history]
     classifier.validation_scores_ = [] if score is None else score.scores
     classifier.n_iter_ = progress.epoch
@@ -362,6 +424,38 @@ def train(
         X, codes, weights = validation
         weights = example_weights(weights_by_class, codes, weights)
         learner.calibrate(X, codes, weights, learner.indices_with_seen_labels(codes))
+    return learner
+
+
+def _run_trial(
+    classifier: Any,
+    learner: ClassifierTask,
+    resolved: Resolved,
+    average: Average | None,
+    watch: Watch,
+    calibration_rows: IntArray,
+) -> None:
+    """Train until `watch` has determined tau and the number of epochs, and calibrate the model.
+
+    The learning rate is constant, because the number of epochs is not yet known.
+    """
+    learner.optimizer.learning_rate = resolved.learning_rate
+    callbacks: list[Callback] = [Refresh()]
+    if average is not None:
+        callbacks.append(average)
+    callbacks.append(watch)
+    if classifier.verbose:
+        callbacks.append(EpochBar(None, "precision_at_1", None, description="trial run"))
+
+    fit(
+        learner,
+        learner.optimizer,
+        epochs=calibration_epoch(resolved.epochs),
+        callbacks=callbacks,
+        guard=divergence_as_value_error,
+    )
+    if len(calibration_rows):
+        learner.calibrate(*learner.data, calibration_rows)
 
 
 def _make_callbacks(
@@ -444,12 +538,12 @@ def _watched_examples(
     return examples, learner.random_subset(held_out_rows, num)
 
 
-def _may_choose_epochs(classifier: Any) -> bool:
-    """Return whether held-out examples may determine the number of epochs.
+def _needs_epochs_before(classifier: Any) -> bool:
+    """Return whether the number of epochs must be known when training begins.
 
-    A schedule with decay, or a warm-up that is a fraction of all steps, needs the number before.
+    A schedule with decay, or a warm-up that is a fraction of all steps, needs it.
     """
-    return classifier.max_iter is None and classifier.schedule in ENDLESS and not classifier.warmup
+    return classifier.warmup > 0.0 or classifier.schedule not in (None, *ENDLESS)
 
 
 def _may_change_tau(classifier: Any, sampler: Any) -> bool:
@@ -475,8 +569,10 @@ def choose_auto_settings(
     """Train a pilot model, measure settings on its vectors, and return the best settings.
 
     The result is the attribute ``auto_choice_``: a dict with ``loss``, ``sampler``,
-    ``num_sampled``, ``shared``, and ``verdict``, the reason in words.
+    ``num_sampled``, ``shared``, ``verdict``, the reason in words, and ``seconds``, the time that
+    the choice took.
     """
+    start_time = time.perf_counter()
     X = examples.X
     num_classes = len(codec.classes)
     pilot_settings = fit_settings(classifier, num_classes, PILOT_SETTINGS)
@@ -517,7 +613,8 @@ def choose_auto_settings(
         progress=verbose,
         rng=seed,
     )
-    progress_line_without_terminal(verbose, f"auto: {choice['verdict']}")
+    choice["seconds"] = time.perf_counter() - start_time
+    report_line(verbose, f"auto: {choice['verdict']} The choice took {choice['seconds']:.1f} s.")
 
     return choice
 

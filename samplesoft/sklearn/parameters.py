@@ -29,7 +29,8 @@ def check_parameters(classifier: Any) -> None:
     as_choice("optimizer", classifier.optimizer, OPTIMIZERS)
     if classifier.learning_rate is not None:
         as_positive("learning_rate", classifier.learning_rate)
-    as_choice("schedule", classifier.schedule, SCHEDULES)
+    if classifier.schedule is not None:
+        as_choice("schedule", classifier.schedule, SCHEDULES)
     as_nonnegative("warmup", classifier.warmup, below=1.0)
     as_nonnegative("tol", classifier.tol)
 

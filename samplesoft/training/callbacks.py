@@ -190,15 +190,27 @@ class EpochBar(Callback):
         Name under which the score is shown.
     score : Score or None
         Callback whose last score is shown; None shows the loss only.
+    description : str
+        Name of the training.
     """
 
-    def __init__(self, epochs: int | None, score_name: str, score: Score | None) -> None:
+    def __init__(
+        self,
+        epochs: int | None,
+        score_name: str,
+        score: Score | None,
+        *,
+        description: str = "fit",
+    ) -> None:
         self._epochs = epochs
         self._name = score_name
         self._score = score
+        self._description = description
 
     def __enter__(self) -> EpochBar:
-        self._bar = progress_bar(True, each=True, total=self._epochs, unit="epoch", desc="fit")
+        self._bar = progress_bar(
+            True, each=True, total=self._epochs, unit="epoch", desc=self._description
+        )
         self._bar.__enter__()
         return self
 

@@ -65,8 +65,8 @@ class FitSettings:
         A key of `samplesoft.optimizers.OPTIMIZERS`.
     learning_rate : float, optional
         Base rate of the optimizer, before the schedule.
-    schedule : str
-        A key of `samplesoft.training.SCHEDULES`.
+    schedule : str, optional
+        A key of `samplesoft.training.SCHEDULES`, by default ``"constant"``.
     warmup : float
         Length of the linear warm-up, as a fraction of all steps.
     warmup_steps : int
@@ -80,7 +80,7 @@ class FitSettings:
     epochs: int | None = None
     optimizer: str = "adagrad"
     learning_rate: float | None = None
-    schedule: str = "constant"
+    schedule: str | None = None
     warmup: float = 0.0
     warmup_steps: int = 0
     early_stopping: bool = False
@@ -281,7 +281,7 @@ def resolve(
         num_steps=num_steps,
         optimizer=requested.optimizer,
         learning_rate=float(learning_rate),
-        schedule=requested.schedule,
+        schedule=requested.schedule or "constant",
         warmup_steps=requested.warmup_steps + ceil(requested.warmup * num_steps),
         step_by_step=step_by_step,
         runner_up=_runner_up(

@@ -62,7 +62,9 @@ def test_the_model_is_that_of_the_settings_by_name(settings, y, chosen):
     clf = auto().fit(X, y)
     assert same(clf, make(**named(settings)).fit(X, y))
     assert not same(clf, make(**named(UNIGRAM | {"num_sampled": 8})).fit(X, y))  # a wrong twin
-    assert clf.auto_choice_ == {**settings, "verdict": "Take it."}
+    seconds = clf.auto_choice_["seconds"]
+    assert clf.auto_choice_ == {**settings, "verdict": "Take it.", "seconds": seconds}
+    assert 0.0 < seconds < 600.0
     assert clf.get_params()["sampler"] == clone(clf).get_params()["num_sampled"] == "auto"
     ((inputs, *wanted, options),) = asked
     assert wanted == ["sampled-masked", "auto", "auto"] and options["batch"] == 128
@@ -160,7 +162,10 @@ def test_a_real_pilot(capfd, monkeypatch):
     clf = auto(max_iter=30, batch_size=64, verbose=True, calibrate=False).fit(X, Y)
     assert clf.auto_choice_["verdict"].startswith("Take ")
     err = capfd.readouterr().err
-    assert "pilot of 100 steps" in err and f"auto: {clf.auto_choice_['verdict']}" in err
+    assert (
+        "pilot of 100 steps" in err
+        and f"auto: {clf.auto_choice_['verdict']} The choice took " in err
+    )
     pilot, learner = dict.fromkeys(learners)
     assert learner is clf._learner
     assert (pilot.steps_taken, learner.steps_taken) == (100, 150)

@@ -10,6 +10,7 @@ from samplesoft.models import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.sklearn import SampledSoftmaxClassifier
 from samplesoft.sklearn.held_out import FACTORS, MIN_WATCHED, held_out_loss, num_watched
 from samplesoft.training.linear_task import Examples
+from samplesoft.training.loop import Callback
 
 RNG = np.random.default_rng(0)
 
@@ -109,36 +110,101 @@ def make(**options):
     return SampledSoftmaxClassifier(**{"embedding_dim": 8, "random_state": 0, **options})
 
 
-def test_twice_the_epochs_of_the_last_improvement():
-    X, y = noisy(700)
-    clf = make(embedding_dim=32, learning_rate=0.5).fit(X, y)
-    losses = np.array(clf.held_out_losses_)
+def last_improvement(losses):
     best, best_epoch = np.inf, 0
     for epoch, loss in enumerate(losses, 1):
         if loss < best * 0.998:
             best, best_epoch = loss, epoch
-    assert 2 <= best_epoch == len(losses) - 2
-    assert clf.n_iter_ == max(2 * best_epoch, best_epoch + 2) < clf.resolved_.epochs == 30
+    return best_epoch
+
+
+class Epochs(Callback):
+    """Notes the epochs and the sizes of training sets that a fit goes through."""
+
+    def __init__(self):
+        self.seen = []
+
+    def end_epoch(self, task, optimizer, progress):
+        self.seen.append((progress.epoch, len(task.rows), optimizer.learning_rate))
+
+
+def test_a_trial_run_chooses_epochs_and_tau_for_a_fit_on_all_examples():
+    X, y = noisy(1500)
+    clf = make(embedding_dim=32, learning_rate=0.5)
+    epochs = Epochs()
+    clf.fit(X, y, callbacks=[epochs])
+    losses = clf.held_out_losses_
+    best_epoch = last_improvement(losses)
+    steps_each = -(-1350 // 128)
+    assert len(losses) == max(best_epoch + 2, -(-100 // steps_each))
+    assert clf.n_iter_ == clf.resolved_.epochs == int(np.ceil(1.5 * best_epoch)) + 1
+    assert len(clf.loss_curve_) == clf.n_iter_
+    assert clf.resolved_.schedule == "linear"
+
+    # the fit starts from scratch: it is that of the same settings, given
+    fixed = make(
+        embedding_dim=32,
+        learning_rate=0.5,
+        max_iter=clf.n_iter_,
+        schedule="linear",
+        tau=clf.model_.settings.tau,
+        calibrate=False,
+    ).fit(X, y)
+    np.testing.assert_array_equal(fixed.decision_function(X), clf.decision_function(X))
+    assert clf.calibration_.temperature != fixed.calibration_.temperature == 1.0
+    # callbacks see the fit, and not the trial
+    assert [(epoch, rows) for epoch, rows, _ in epochs.seen] == [
+        (epoch, 1500) for epoch in range(clf.n_iter_)
+    ]
+
     again = make(embedding_dim=32, learning_rate=0.5).fit(X, y)
     np.testing.assert_array_equal(again.decision_function(X), clf.decision_function(X))
 
 
+def test_if_little_is_held_out_training_goes_on_after_the_choice():
+    X, y = noisy(2000)
+    epochs = Epochs()
+    clf = make(validation_fraction=0.03, learning_rate=0.5).fit(X, y, callbacks=[epochs])
+    num_watched_epochs = len(clf.held_out_losses_)
+    assert clf.n_iter_ == max(2 * last_improvement(clf.held_out_losses_), num_watched_epochs)
+    assert len(clf.loss_curve_) == clf.n_iter_
+    assert clf.resolved_.schedule == "constant"
+    assert [rows for _, rows, _ in epochs.seen] == [
+        1940 if epoch < num_watched_epochs else 2000 for epoch in range(clf.n_iter_)
+    ]
+    decayed = make(validation_fraction=0.03, learning_rate=0.5, schedule="linear").fit(X, y)
+    assert decayed.n_iter_ == int(np.ceil(1.5 * last_improvement(decayed.held_out_losses_))) + 1
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", None])
+def test_the_schedule_that_was_asked_for_is_that_of_the_fit(schedule):
+    clf = make(schedule=schedule, warmup=0.1).fit(*noisy(400))
+    assert clf.resolved_.schedule == (schedule or "linear")
+    assert clf.resolved_.warmup_steps == np.ceil(0.1 * clf.resolved_.num_steps)
+    assert make(schedule=schedule, max_iter=3).fit(*noisy(400)).resolved_.schedule == (
+        schedule or "constant"
+    )
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"max_iter": 4},
-        {"schedule": "linear"},
-        {"warmup": 0.1},
-        {"calibrate": False},
-        {"loss": "nce"},
-        {"embedding_dim": None},
-    ],
+    "options", [{"max_iter": 4}, {"calibrate": False}, {"loss": "nce"}, {"embedding_dim": None}]
 )
 def test_where_the_number_of_epochs_is_fixed(options):
     X, y = noisy(400)
     clf = make(**options).fit(X, y)
     assert clf.n_iter_ == clf.resolved_.epochs
     assert clf.n_iter_ == options.get("max_iter", 20 if "embedding_dim" in options else 30)
+    assert clf.resolved_.schedule == "constant"
+
+
+def test_a_fit_that_continues_has_a_fixed_number_of_epochs():
+    X, y = noisy(1500)
+    clf = make(warm_start=True, max_iter=2).fit(X, y)
+    before = clf.model_
+    clf.set_params(max_iter=None).fit(X, y, eval_set=(X[:200], y[:200]))
+    assert clf.model_ is before
+    assert clf.n_iter_ == 30
+    assert clf.held_out_losses_
 
 
 def test_few_examples_decide_nothing():
@@ -174,6 +240,7 @@ def test_a_tau_that_was_changed_is_kept(tmp_path):
 def test_an_eval_set_decides_as_what_is_held_out_does():
     X, y = noisy()
     clf = make(learning_rate=0.5).fit(X[:1000], y[:1000], eval_set=(X[1000:], y[1000:]))
-    assert len(clf.held_out_losses_) == clf.n_iter_ // 2 + 2
-    assert clf.n_iter_ == len(clf.validation_scores_) < 30
+    best_epoch = last_improvement(clf.held_out_losses_)
+    assert clf.n_iter_ == max(2 * best_epoch, len(clf.held_out_losses_)) < 30
+    assert len(clf.validation_scores_) == len(clf.loss_curve_) == clf.n_iter_
     assert clf.model_.settings.tau != 10.0
