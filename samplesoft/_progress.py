@@ -150,6 +150,7 @@ class _ProgressLines:
         self._postfix = ""
         self._estimate = TimeEstimate(total, initial)
         self._closed = threading.Event()
+        self._is_shown = False  # whether an update was written since the last pause
 
     def __enter__(self) -> _ProgressLines:
         _start_thread(self._write_lines)
@@ -163,6 +164,7 @@ class _ProgressLines:
         self._done += steps
         if self._writes_each_update:
             progress_line_without_terminal(True, self._format_line())
+            self._is_shown = True
 
     def set_postfix(self, refresh: bool = True, **figures: Any) -> None:
         """Show `figures`, such as the current loss, in all lines from now on."""
@@ -181,7 +183,10 @@ class _ProgressLines:
         pause = _FIRST_LINE_SECONDS
         num_written = 0
         while not self._closed.wait(pause):
-            progress_line_without_terminal(True, self._format_line())
+            # a line that was just written shows that the program is alive
+            if not self._is_shown:
+                progress_line_without_terminal(True, self._format_line())
+            self._is_shown = False
             num_written += 1
 
             # later pauses are longer, so that the log of a long run stays short

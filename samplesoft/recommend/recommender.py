@@ -93,7 +93,7 @@ class SampledSoftmaxRecommender:
         Number of users per step.
     learning_rate : float
         Learning rate of Adagrad.
-    schedule : {"constant", "linear", "cosine"}
+    schedule : {"constant", "linear", "cosine", "inverse-sqrt"}
         Learning rate during training: constant, or decreasing to 0 at the end of `max_iter`.
     warmup : float
         Fraction of the steps, at the start, in which the learning rate rises linearly.

@@ -163,9 +163,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         ``"adam"``. For `embedding_dim` None it is 2 for ``"adagrad"`` and 0.2 for ``"adam"``,
         divided by the mean row norm of `X` in the first call if this norm is above 1. Other
         optimizers get the default of ``"adagrad"``, which may not suit them.
-    schedule : {"constant", "linear", "cosine"}, optional
-        Learning rate during `fit`: constant, or decreasing to 0 at its end. The default is
-        constant, or after a trial run linear; see `calibrate`. `partial_fit` uses the constant
+    schedule : {"constant", "linear", "cosine", "inverse-sqrt"}, optional
+        Learning rate during `fit`: constant, or decreasing to 0 at its end, or falling with the
+        square root of the epochs. The default is constant with `max_iter`, else linear after a
+        trial run, and ``"inverse-sqrt"`` without one; see Notes. `partial_fit` uses the constant
         rate.
     warmup : float
         Fraction of the steps of `fit` during which the learning rate first rises linearly.
@@ -277,7 +278,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     least 100 steps. Let b be the last epoch that lowered it. If more than 5 % of the examples are
     held out, as by default with fewer than 20,000 examples, this was a trial run: the model is then
     trained from scratch on all examples, for 1.5 b + 1 epochs with a learning rate that decays
-    linearly. If fewer are held out, training goes on up to 2 b epochs, on all examples. With
+    linearly. If fewer are held out, training goes on up to 2 b epochs, on all examples; the
+    learning rate falls with the square root of the epochs, because the end is not known. With
     `max_iter`, held-out examples are left out of the first half of the epochs. Measurements are in
     docs/benchmarks.md, section "Epochs and temperature of the classifier".
 
@@ -928,6 +930,13 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
             except OverflowError as error:  # a large Python integer
                 raise ValueError(
                     f"`X` must contain numbers in the range of float64, got a larger one: {error}."
+                ) from None
+            except ValueError as error:
+                if "could not convert string" not in str(error):
+                    raise
+                raise ValueError(
+                    "`X` must contain numbers, got text; make numbers of it first, with a "
+                    "TfidfVectorizer in a pipeline, for example."
                 ) from None
 
     def _checked_example_inputs(self, X: Any, y: Any, reset: bool) -> Any:

@@ -139,6 +139,13 @@ def require_one_kind(name: str, labels: Iterable[Any]) -> None:
         )
 
 
+def _is_missing(label: Any, among_text: bool) -> bool:
+    """Return whether a label is missing; NaN is so among text."""
+    if type(label).__name__ in _MISSING_TYPES:
+        return True
+    return among_text and isinstance(label, _FLOATS) and label != label
+
+
 def _labels_of_list(
     name: str, values: Sequence[Any], integral: bool, as_objects: bool
 ) -> NDArray[Any]:
@@ -146,14 +153,17 @@ def _labels_of_list(
 
     With `as_objects`, text becomes an array of objects, and integers do not keep their type.
     """
-    require_one_kind(name, values)
     kinds = set(map(type, values))
-    if any(kind.__name__ in _MISSING_TYPES for kind in kinds):
-        index = next(i for i, v in enumerate(values) if type(v).__name__ in _MISSING_TYPES)
-        raise ValueError(
-            f"`{name}` must hold no missing labels, got {values[index]} at index {index}; leave "
-            "out examples without a label, or give each a list of labels."
-        )
+    has_text = any(issubclass(kind, tuple(_TEXT_KINDS)) for kind in kinds)
+    if has_text or any(kind.__name__ in _MISSING_TYPES for kind in kinds):
+        # pandas marks missing text by NaN
+        index = next((i for i, v in enumerate(values) if _is_missing(v, has_text)), None)
+        if index is not None:
+            raise ValueError(
+                f"`{name}` must hold no missing labels, got {values[index]} at index {index}; "
+                "leave out examples without a label, or give each a list of labels."
+            )
+    require_one_kind(name, values)
 
     if _are_all_subclasses(kinds, tuple(_TEXT_KINDS)):
         return _object_array(values) if as_objects else _text_array(values)

@@ -199,8 +199,6 @@ class Watch(Callback):
         # in the last of these epochs the model is calibrated, and tau is no longer changed
         if self._changes_tau and not self.is_done:
             model.set_tau(model.softmax.loss.tau * best_factor)
-        if self.is_done:
-            self._report(model.softmax.loss.tau)
 
     def _report(self, tau: float) -> None:
         """Write the choice of tau and of the number of epochs to stderr."""
@@ -212,6 +210,8 @@ class Watch(Callback):
 
     def after_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
         """End training after the chosen number of epochs; a trial, when the number is known."""
+        if self.is_done and progress.epoch == len(self.losses):
+            self._report(task.model.softmax.loss.tau)
         is_last = self._is_trial or progress.epoch >= self.num_epochs
         if self.chooses_epochs and self.is_done and is_last:
             progress.stop = True

@@ -441,11 +441,19 @@ def _run_trial(
     """
     learner.optimizer.learning_rate = resolved.learning_rate
     callbacks: list[Callback] = [Refresh()]
+    if classifier.verbose:
+        callbacks.append(
+            EpochBar(
+                None,
+                "precision_at_1",
+                None,
+                description="trial run",
+                held_out_losses=watch.losses,
+            )
+        )
     if average is not None:
         callbacks.append(average)
     callbacks.append(watch)
-    if classifier.verbose:
-        callbacks.append(EpochBar(None, "precision_at_1", None, description="trial run"))
 
     fit(
         learner,
@@ -468,6 +476,10 @@ def _make_callbacks(
 ) -> list[Callback]:
     """Return the callbacks of a fit, in the order in which they are called."""
     callbacks: list[Callback] = [Refresh()]
+    if classifier.verbose:
+        num_epochs = None if watch is not None and watch.chooses_epochs else resolved.epochs
+        losses = None if watch is None else watch.losses
+        callbacks.append(EpochBar(num_epochs, "precision_at_1", score, held_out_losses=losses))
     if average is not None:
         callbacks.append(average)
     if watch is not None:
@@ -477,9 +489,6 @@ def _make_callbacks(
         callbacks.append(Calibrate(calibration_rows, halfway, average, watch))
     if score is not None:
         callbacks.append(score)
-    if classifier.verbose:
-        num_epochs = None if watch is not None and watch.chooses_epochs else resolved.epochs
-        callbacks.append(EpochBar(num_epochs, "precision_at_1", score))
     if classifier.early_stopping:
         callbacks.append(KeepBest(average))
         callbacks.append(EarlyStop(classifier.n_iter_no_change))

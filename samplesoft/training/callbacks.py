@@ -192,6 +192,8 @@ class EpochBar(Callback):
         Callback whose last score is shown; None shows the loss only.
     description : str
         Name of the training.
+    held_out_losses : list of float, optional
+        Losses on held-out examples, of which the last is shown; another callback adds to them.
     """
 
     def __init__(
@@ -201,7 +203,9 @@ class EpochBar(Callback):
         score: Score | None,
         *,
         description: str = "fit",
+        held_out_losses: list[float] | None = None,
     ) -> None:
+        self._held_out_losses = held_out_losses
         self._epochs = epochs
         self._name = score_name
         self._score = score
@@ -220,6 +224,8 @@ class EpochBar(Callback):
     def after_epoch(self, task: Task, optimizer: Any, progress: Progress) -> None:
         """Show the mean training loss and the score of the epoch."""
         figures = {"loss": f"{progress.mean_loss:.4f}"}
+        if self._held_out_losses and len(self._held_out_losses) == progress.epoch:
+            figures["held_out_loss"] = f"{self._held_out_losses[-1]:.4f}"
         if self._score is not None:
             figures[self._name] = f"{self._score.scores[-1]:.4f}"
         self._bar.set_postfix(refresh=False, **figures)

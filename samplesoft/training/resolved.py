@@ -66,7 +66,8 @@ class FitSettings:
     learning_rate : float, optional
         Base rate of the optimizer, before the schedule.
     schedule : str, optional
-        A key of `samplesoft.training.SCHEDULES`, by default ``"constant"``.
+        A key of `samplesoft.training.SCHEDULES`; by default ``"constant"``, or ``"inverse-sqrt"``
+        if held-out examples determine when training ends.
     warmup : float
         Length of the linear warm-up, as a fraction of all steps.
     warmup_steps : int
@@ -224,8 +225,8 @@ def resolve(
     step_by_step : str, optional
         Reason why training takes steps one by one; None if it takes fused steps.
     chooses_epochs : bool
-        Whether held-out examples determine when training ends; the number of epochs is then the
-        largest one.
+        Whether held-out examples determine when training ends. The number of epochs is then the
+        largest one, and the default schedule is ``"inverse-sqrt"``.
     labels_each, entries_each : float, optional
         Mean number of labels and of nonzero inputs of an example, for the cost of the runner-up.
 
@@ -281,7 +282,7 @@ def resolve(
         num_steps=num_steps,
         optimizer=requested.optimizer,
         learning_rate=float(learning_rate),
-        schedule=requested.schedule or "constant",
+        schedule=requested.schedule or ("inverse-sqrt" if chooses_epochs else "constant"),
         warmup_steps=requested.warmup_steps + ceil(requested.warmup * num_steps),
         step_by_step=step_by_step,
         runner_up=_runner_up(

@@ -58,12 +58,21 @@ def cosine(step: int, num_steps: int) -> float:
     return 0.5 * (1.0 + cos(pi * (step - 1) / num_steps))
 
 
+def inverse_sqrt(step: int, num_steps: int) -> float:
+    """Return a factor that decreases from 1 to 1 / sqrt(31), first quickly and then slowly.
+
+    It is 1 / sqrt(1 + e) after e of 30 epochs, so that training may well end before all steps.
+    """
+    return (1.0 + 30.0 * (step - 1) / num_steps) ** -0.5
+
+
 # Functions (step, num_steps) that return the factor of a step; both arguments count only the steps
 # after the warm-up. A new schedule also needs a value in `tests/training/test_schedules.py`.
 SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "constant": constant,
     "linear": linear,
     "cosine": cosine,
+    "inverse-sqrt": inverse_sqrt,
 }
 ENDLESS = frozenset({"constant"})  # schedules that do not use the total number of steps
 
@@ -74,7 +83,7 @@ def make_schedule(name: str, num_steps: int, warmup_steps: int = 0) -> Schedule:
     Parameters
     ----------
     name : str
-        A key of `SCHEDULES`: ``"constant"``, ``"linear"`` or ``"cosine"``.
+        A key of `SCHEDULES`: ``"constant"``, ``"linear"``, ``"cosine"`` or ``"inverse-sqrt"``.
     num_steps : int
         Total number of steps, at least 1. Later steps have the factor of this last step.
     warmup_steps : int

@@ -135,10 +135,11 @@ def test_a_known_label_beside_an_unseen_one():
     [
         ([["ape"], None] * 20, "`y` must hold a list of labels for each example, got NoneType for"),
         ([["ape"], "bee"] * 20, "`y` must hold a list of labels for each example, got str for one"),
-        (["ape", None] * 20, "`y` must hold labels of one kind, got text and NoneType"),
+        (["ape", None] * 20, "`y` must hold no missing labels, got None at index 1; leave out"),
+        (["ape", np.nan] * 20, "`y` must hold no missing labels, got nan at index 1; leave out"),
         (np.array(["ape", 1] * 20, object), "`y` must hold labels of one kind, got text and int"),
         ([["ape"], [1]] * 20, "`y` must hold labels of one kind, got text and int"),
-        ([["ape"], [None]] * 20, "`y` must hold labels of one kind, got text and NoneType"),
+        ([["ape"], [None]] * 20, "`y` must hold no missing labels, got None at index 1"),
         # of the rest NumPy would make text without a word
         (["ape", 1] * 20, "`y` must hold labels of one kind, got text and int; convert them"),
         (["ape", 1.5] * 20, "`y` must hold labels of one kind, got text and float"),

@@ -261,7 +261,7 @@ def test_every_error_names_the_eval_set(fit, routing):
 
 def test_an_error_says_what_a_pipeline_needs(routing):
     remedy = "pass `X_val` and `y_val` to it, which has transform_input"
-    with pytest.raises(ValueError, match=f"could not convert string to float: 'ape.*{remedy}"):
+    with pytest.raises(ValueError, match=f"`X` must contain numbers, got text.*{remedy}"):
         words(transform_input=[], handed=["eval_set"]).fit(*OF_TEXTS, eval_set=OF_TEXTS)
     with pytest.raises(ValueError, match="if it has transform_input"):
         words(transform_input=[]).fit(*OF_TEXTS, X_val=TEXTS, y_val=NAMES[Y])

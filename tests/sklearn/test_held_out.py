@@ -168,7 +168,9 @@ def test_if_little_is_held_out_training_goes_on_after_the_choice():
     num_watched_epochs = len(clf.held_out_losses_)
     assert clf.n_iter_ == max(2 * last_improvement(clf.held_out_losses_), num_watched_epochs)
     assert len(clf.loss_curve_) == clf.n_iter_
-    assert clf.resolved_.schedule == "constant"
+    assert clf.resolved_.schedule == "inverse-sqrt"
+    rates = [rate for _, _, rate in epochs.seen]
+    assert rates == sorted(rates, reverse=True) and rates[0] > 0.5 * 0.7
     assert [rows for _, rows, _ in epochs.seen] == [
         1940 if epoch < num_watched_epochs else 2000 for epoch in range(clf.n_iter_)
     ]
@@ -241,6 +243,6 @@ def test_an_eval_set_decides_as_what_is_held_out_does():
     X, y = noisy()
     clf = make(learning_rate=0.5).fit(X[:1000], y[:1000], eval_set=(X[1000:], y[1000:]))
     best_epoch = last_improvement(clf.held_out_losses_)
-    assert clf.n_iter_ == max(2 * best_epoch, len(clf.held_out_losses_)) < 30
+    assert clf.n_iter_ == max(2 * best_epoch, len(clf.held_out_losses_)) <= 30
     assert len(clf.validation_scores_) == len(clf.loss_curve_) == clf.n_iter_
     assert clf.model_.settings.tau != 10.0

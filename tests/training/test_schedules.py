@@ -57,8 +57,12 @@ def test_factors_by_hand(name, warmup):
             wanted = step / warmup
         else:
             share = (step - warmup - 1) / (8 - warmup)
-            wanted = {"constant": 1.0, "linear": 1.0 - share, "cosine": (1 + cos(pi * share)) / 2}
-            wanted = wanted[name]
+            wanted = {
+                "constant": 1.0,
+                "linear": 1.0 - share,
+                "cosine": (1 + cos(pi * share)) / 2,
+                "inverse-sqrt": 1 / np.sqrt(1 + 30 * share),
+            }[name]
         assert factor == pytest.approx(wanted, rel=1e-12)
     assert (found > 0.0).all()  # no step is wasted
 
