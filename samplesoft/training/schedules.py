@@ -8,7 +8,7 @@ recommender does not use the defaults in this module, but others that were measu
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import cos, pi
+from math import cos, pi, sqrt
 
 from samplesoft._validation import as_choice, as_count
 
@@ -63,7 +63,7 @@ def inverse_sqrt(step: int, num_steps: int) -> float:
 
     It is 1 / sqrt(1 + e) after e of 30 epochs, so that training may well end before all steps.
     """
-    return (1.0 + 30.0 * (step - 1) / num_steps) ** -0.5
+    return 1.0 / sqrt(1.0 + 30.0 * (step - 1) / num_steps)
 
 
 # Functions (step, num_steps) that return the factor of a step; both arguments count only the steps
