@@ -278,8 +278,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     least 100 steps. Let b be the last epoch that lowered it. If more than 5 % of the examples are
     held out, as by default with fewer than 20,000 examples, this was a trial run: the model is then
     trained from scratch on all examples, for 1.5 b + 1 epochs with a learning rate that decays
-    linearly. If fewer are held out, training goes on up to 2 b epochs, on all examples; the
-    learning rate falls with the square root of the epochs, because the end is not known. With
+    linearly. If fewer are held out, training ends after epoch b + 1, and after steps on the
+    held-out examples; the learning rate falls with the square root of the epochs, because the end
+    is not known. With
     `max_iter`, held-out examples are left out of the first half of the epochs. Measurements are in
     docs/benchmarks.md, section "Epochs and temperature of the classifier".
 

@@ -28,6 +28,8 @@ MIN_IMPROVEMENT = 0.002
 # at least this number of steps.
 _PATIENCE = 2
 _MIN_STEPS = 100
+# The same number where training ends at once: with many examples the accuracy, too, soon falls.
+_PATIENCE_AT_END = 1
 # factors by which tau may change after an epoch
 FACTORS = 2.0 ** (np.arange(-4, 5) / 8.0)
 _UNCHANGED = 4  # index of the factor 1
@@ -111,8 +113,8 @@ class Watch(Callback):
 
     The loss is computed after each epoch, until two epochs have not lowered it by more than
     `MIN_IMPROVEMENT`, and for at least 100 steps. After each of these epochs tau is changed such
-    that the loss falls. Accuracy still rises for a while when the loss no longer falls, so that
-    more epochs follow; see `num_epochs`.
+    that the loss falls. If the number of epochs is chosen, training then ends: after a trial it
+    begins again with `num_epochs` epochs; otherwise one epoch without an improvement is enough.
 
     Parameters
     ----------
@@ -127,9 +129,9 @@ class Watch(Callback):
     changes_tau : bool
         Whether tau is changed.
     chooses_epochs : bool
-        Whether training ends after the chosen number of epochs.
+        Whether training ends when the loss is no longer computed.
     is_trial : bool
-        Whether training ends at once when that number is known, because it begins again.
+        Whether training begins again afterwards.
     verbose : bool
         Whether the choice is written to stderr.
 
@@ -164,6 +166,7 @@ class Watch(Callback):
         self._changes_tau = changes_tau
         self.chooses_epochs = chooses_epochs
         self._is_trial = is_trial
+        self._patience = _PATIENCE_AT_END if chooses_epochs and not is_trial else _PATIENCE
         self._verbose = verbose
         self._best_loss = np.inf
         self.losses: list[float] = []
@@ -172,13 +175,12 @@ class Watch(Callback):
 
     @property
     def num_epochs(self) -> int:
-        """Number of epochs in all, or for training after a trial.
+        """Number of epochs of the training that begins after a trial.
 
-        After a trial the learning rate decays, so that fewer epochs suffice.
+        It is more than the epochs that improved the loss, because the learning rate decays, and
+        because the accuracy of a model that has few examples still rises for a while.
         """
-        if self._is_trial:
-            return ceil(1.5 * self.best_epoch) + 1
-        return max(2 * self.best_epoch, len(self.losses))
+        return ceil(1.5 * self.best_epoch) + 1
 
     def end_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
         """Compute the held-out loss, and change tau, until training no longer improves the loss."""
@@ -194,7 +196,7 @@ class Watch(Callback):
         if loss < self._best_loss * (1.0 - MIN_IMPROVEMENT):
             self._best_loss = loss
             self.best_epoch = epoch
-        is_over = epoch >= self.best_epoch + _PATIENCE and progress.step >= _MIN_STEPS
+        is_over = epoch >= self.best_epoch + self._patience and progress.step >= _MIN_STEPS
         self.is_done = is_over or epoch >= self._last_epoch
         # in the last of these epochs the model is calibrated, and tau is no longer changed
         if self._changes_tau and not self.is_done:
@@ -203,17 +205,15 @@ class Watch(Callback):
     def _report(self, tau: float) -> None:
         """Write the choice of tau and of the number of epochs to stderr."""
         text = f"held-out loss {self._best_loss:.4f} after epoch {self.best_epoch}: tau {tau:.3g}"
-        if self.chooses_epochs:
-            end = "on all examples" if self._is_trial else "in all"
-            text += f", {self.num_epochs} epochs {end}"
+        if self._is_trial:
+            text += f", {self.num_epochs} epochs on all examples"
         report_line(self._verbose, text)
 
     def after_epoch(self, task: Any, optimizer: Any, progress: Progress) -> None:
-        """End training after the chosen number of epochs; a trial, when the number is known."""
+        """End training if the number of epochs is chosen, and the loss is no longer computed."""
         if self.is_done and progress.epoch == len(self.losses):
             self._report(task.model.softmax.loss.tau)
-        is_last = self._is_trial or progress.epoch >= self.num_epochs
-        if self.chooses_epochs and self.is_done and is_last:
+        if self.chooses_epochs and self.is_done:
             progress.stop = True
 
 

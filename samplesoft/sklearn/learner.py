@@ -52,8 +52,8 @@ from samplesoft.tuning.pilot import PILOT_SETTINGS, choose_settings, num_pilot_s
 _MAX_CALIBRATION_EXAMPLES = 1000  # max number of examples for calibration
 _MAX_CALIBRATION_SCORES = 1 << 24  # max number of scores (examples times classes)
 # If more examples than this fraction are held out, the number of epochs is chosen in a trial run,
-# and training then begins again on all examples. With fewer examples it goes on after the choice,
-# because a new beginning would take longer for a small gain.
+# and training then begins again on all examples. Otherwise it ends with the choice, because a new
+# beginning would take longer for a small gain.
 _MAX_UNSEEN = 0.05
 _MAX_CHUNK_ENTRIES = 1 << 16  # max number of input entries in a chunk
 
@@ -326,8 +326,8 @@ def train(
 
     `calibration_rows` are held out, for calibration, and for the choice of tau and the number of
     epochs. If they are a large part of all examples, the choice is made in a trial run, after which
-    the model is trained from scratch on all examples. Otherwise training goes on after the choice,
-    also on `calibration_rows`.
+    the model is trained from scratch on all examples. Otherwise training ends with the choice, and
+    with steps on `calibration_rows`.
 
     `weights_by_class` (n + 1,) apply to calibration on `validation`, but not to validation scores;
     the weights of `examples` already contain them. `continues` says whether the model was trained
@@ -367,9 +367,11 @@ def train(
     average = Average(learner.parameters) if classifier.average else None
     watch = None
     if watched is not None:
+        ends_training = chooses_epochs and not has_trial
+        last_epoch = resolved.epochs if ends_training else calibration_epoch(resolved.epochs)
         watch = Watch(
             *watched,
-            calibration_epoch(resolved.epochs),
+            last_epoch,
             average,
             changes_tau=_may_change_tau(classifier, learner.model.softmax.sampler),
             chooses_epochs=chooses_epochs,
