@@ -124,8 +124,6 @@ class Watch(Callback):
         Rows of the held-out examples on which the loss is computed; all have a label.
     last_epoch : int
         Epoch, counted from 1, after which the loss is no longer computed.
-    average : Average or None
-        Averaged parameters, with which the loss is computed; None to use the current ones.
     changes_tau : bool
         Whether tau is changed.
     chooses_epochs : bool
@@ -139,6 +137,8 @@ class Watch(Callback):
     ----------
     chooses_epochs : bool
         The argument.
+    average : Average or None
+        Averaged parameters, with which the loss is computed; None to use the current ones.
     losses : list of float
         Held-out loss after each epoch, in nats.
     best_epoch : int
@@ -152,7 +152,6 @@ class Watch(Callback):
         examples: Examples,
         rows: IntArray,
         last_epoch: int,
-        average: Average | None,
         *,
         changes_tau: bool,
         chooses_epochs: bool,
@@ -162,7 +161,7 @@ class Watch(Callback):
         self._examples = examples
         self._rows = rows
         self._last_epoch = last_epoch
-        self._average = average
+        self.average: Average | None = None
         self._changes_tau = changes_tau
         self.chooses_epochs = chooses_epochs
         self._is_trial = is_trial
@@ -188,7 +187,7 @@ class Watch(Callback):
             return
 
         model = task.model
-        with with_averages(self._average, task.parameters):
+        with with_averages(self.average, task.parameters):
             loss, best_factor = held_out_loss(model, self._examples.rows(self._rows))
         self.losses.append(loss)
 

@@ -364,7 +364,6 @@ def train(
     )
     resolved = resolve_for(len(rows), num_held_back=len(calibration_rows))
 
-    average = Average(learner.parameters) if classifier.average else None
     watch = None
     if watched is not None:
         ends_training = chooses_epochs and not has_trial
@@ -372,7 +371,6 @@ def train(
         watch = Watch(
             *watched,
             last_epoch,
-            average,
             changes_tau=_may_change_tau(classifier, learner.model.softmax.sampler),
             chooses_epochs=chooses_epochs,
             is_trial=has_trial,
@@ -382,12 +380,11 @@ def train(
     held_out_losses = [] if watch is None else watch.losses
     if watch is not None and has_trial:
         with learner.using(examples, rows, classifier.batch_size):
-            _run_trial(classifier, learner, resolved, average, watch, calibration_rows)
+            _run_trial(classifier, learner, resolved, watch, calibration_rows)
         rows = np.sort(np.concatenate((rows, calibration_rows)))
         calibration_rows = calibration_rows[:0]
         resolved = resolve_for(len(rows), epochs=watch.num_epochs)
         learner = learner.restarted()
-        average = Average(learner.parameters) if classifier.average else None
         watch = None
 
     with learner.using(examples, rows, classifier.batch_size):
@@ -399,6 +396,10 @@ def train(
         report_line(bool(classifier.verbose), f"fit: {resolved}")
         learner.optimizer.learning_rate = resolved.learning_rate
 
+        # only now, because `using` has replaced parameters that are mapped from a file
+        average = Average(learner.parameters) if classifier.average else None
+        if watch is not None:
+            watch.average = average
         score = None
         if validation is not None:
             precision = partial(learner.precision_at_1, *validation)
@@ -433,7 +434,6 @@ def _run_trial(
     classifier: Any,
     learner: ClassifierTask,
     resolved: Resolved,
-    average: Average | None,
     watch: Watch,
     calibration_rows: IntArray,
 ) -> None:
@@ -442,6 +442,8 @@ def _run_trial(
     The learning rate is constant, because the number of epochs is not yet known.
     """
     learner.optimizer.learning_rate = resolved.learning_rate
+    average = Average(learner.parameters) if classifier.average else None
+    watch.average = average
     callbacks: list[Callback] = [Refresh()]
     if classifier.verbose:
         callbacks.append(
