@@ -94,7 +94,8 @@ class SampledSoftmaxRecommender:
     learning_rate : float
         Learning rate of Adagrad.
     schedule : {"constant", "linear", "cosine", "inverse-sqrt"}
-        Learning rate during training: constant, or decreasing to 0 at the end of `max_iter`.
+        Learning rate during training: constant, or decreasing to 0 at the end of `max_iter`, or
+        falling with the square root of the epochs.
     warmup : float
         Fraction of the steps, at the start, in which the learning rate rises linearly.
     early_stopping : bool

@@ -280,9 +280,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     trained from scratch on all examples, for 1.5 b + 1 epochs with a learning rate that decays
     linearly. If fewer are held out, training ends after epoch b + 1, and after steps on the
     held-out examples; the learning rate falls with the square root of the epochs, because the end
-    is not known. With
-    `max_iter`, held-out examples are left out of the first half of the epochs. Measurements are in
-    docs/benchmarks.md, section "Epochs and temperature of the classifier".
+    is not known. With `max_iter`, held-out examples are left out of the first half of the epochs.
+    Measurements are in docs/benchmarks.md, section "Epochs and temperature of the classifier".
 
     **Automatic choice.** With ``"auto"``, `fit` first trains a pilot model for a tenth of its steps
     (100 to 1000) with 100 draws by counts. `samplesoft.tune` measures settings on the vectors of
@@ -486,7 +485,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                     train_rows, self.validation_fraction
                 )
 
-            trained = train(
+            train(
                 self,
                 Examples(X, codes, weights),
                 train_rows,
@@ -496,7 +495,6 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
                 callbacks,
                 continues=continues,
             )
-            self._set_learner(trained)
 
         return self
 

@@ -139,11 +139,11 @@ def require_one_kind(name: str, labels: Iterable[Any]) -> None:
         )
 
 
-def _is_missing(label: Any, among_text: bool) -> bool:
-    """Return whether a label is missing; NaN is so among text."""
+def _is_missing(label: Any, nan_is_missing: bool) -> bool:
+    """Return whether a label is missing."""
     if type(label).__name__ in _MISSING_TYPES:
         return True
-    return among_text and isinstance(label, _FLOATS) and label != label
+    return nan_is_missing and isinstance(label, _FLOATS) and label != label
 
 
 def _labels_of_list(
@@ -155,9 +155,10 @@ def _labels_of_list(
     """
     kinds = set(map(type, values))
     has_text = any(issubclass(kind, tuple(_TEXT_KINDS)) for kind in kinds)
-    if has_text or any(kind.__name__ in _MISSING_TYPES for kind in kinds):
-        # pandas marks missing text by NaN
-        index = next((i for i, v in enumerate(values) if _is_missing(v, has_text)), None)
+    has_floats = any(issubclass(kind, _FLOATS) for kind in kinds)
+    nan_is_missing = has_text and has_floats  # pandas marks missing text by NaN
+    if nan_is_missing or any(kind.__name__ in _MISSING_TYPES for kind in kinds):
+        index = next((i for i, v in enumerate(values) if _is_missing(v, nan_is_missing)), None)
         if index is not None:
             raise ValueError(
                 f"`{name}` must hold no missing labels, got {values[index]} at index {index}; "

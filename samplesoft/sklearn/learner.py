@@ -318,7 +318,7 @@ def train(
     callbacks: Sequence[Callback],
     *,
     continues: bool,
-) -> ClassifierTask:
+) -> None:
     """Train the model of a classifier on the examples `rows`, and set the attributes of the fit.
 
     The attributes are `resolved_`, `loss_curve_`, `held_out_losses_`, `validation_scores_` and
@@ -332,11 +332,6 @@ def train(
     `weights_by_class` (n + 1,) apply to calibration on `validation`, but not to validation scores;
     the weights of `examples` already contain them. `continues` says whether the model was trained
     before.
-
-    Returns
-    -------
-    ClassifierTask
-        The trained task, a new one after a trial run.
     """
     learner: ClassifierTask = classifier._learner
     num_scored = learner.model.settings.num_sampled or len(learner.codec.classes)
@@ -384,8 +379,10 @@ def train(
         rows = np.sort(np.concatenate((rows, calibration_rows)))
         calibration_rows = calibration_rows[:0]
         resolved = resolve_for(len(rows), epochs=watch.num_epochs)
-        learner = learner.restarted()
         watch = None
+        # so that the model of the trial is no longer in memory, and callbacks see the new one
+        learner = learner.restarted()
+        classifier._set_learner(learner)
 
     with learner.using(examples, rows, classifier.batch_size):
         resolved = replace(
@@ -427,7 +424,6 @@ def train(
         X, codes, weights = validation
         weights = example_weights(weights_by_class, codes, weights)
         learner.calibrate(X, codes, weights, learner.indices_with_seen_labels(codes))
-    return learner
 
 
 def _run_trial(
@@ -444,26 +440,19 @@ def _run_trial(
     learner.optimizer.learning_rate = resolved.learning_rate
     average = Average(learner.parameters) if classifier.average else None
     watch.average = average
-    callbacks: list[Callback] = [Refresh()]
-    if classifier.verbose:
-        callbacks.append(
-            EpochBar(
-                None,
-                "precision_at_1",
-                None,
-                description="trial run",
-                held_out_losses=watch.losses,
-            )
-        )
-    if average is not None:
-        callbacks.append(average)
-    callbacks.append(watch)
-
     fit(
         learner,
         learner.optimizer,
         epochs=calibration_epoch(resolved.epochs),
-        callbacks=callbacks,
+        callbacks=_make_callbacks(
+            classifier,
+            resolved,
+            average,
+            watch,
+            score=None,
+            calibration_rows=calibration_rows[:0],  # calibration follows below
+            description="trial run",
+        ),
         guard=divergence_as_value_error,
     )
     if len(calibration_rows):
@@ -477,13 +466,25 @@ def _make_callbacks(
     watch: Watch | None,
     score: Score | None,
     calibration_rows: IntArray,
+    description: str = "fit",
 ) -> list[Callback]:
-    """Return the callbacks of a fit, in the order in which they are called."""
+    """Return the callbacks of a fit, in the order in which they are called.
+
+    `description` is the name of the fit in the progress that is shown.
+    """
     callbacks: list[Callback] = [Refresh()]
     if classifier.verbose:
         num_epochs = None if watch is not None and watch.chooses_epochs else resolved.epochs
         losses = None if watch is None else watch.losses
-        callbacks.append(EpochBar(num_epochs, "precision_at_1", score, held_out_losses=losses))
+        callbacks.append(
+            EpochBar(
+                num_epochs,
+                "precision_at_1",
+                score,
+                description=description,
+                held_out_losses=losses,
+            )
+        )
     if average is not None:
         callbacks.append(average)
     if watch is not None:

@@ -513,6 +513,10 @@ def _require_checksum(stream: BinaryIO) -> None:
 
     Afterwards the stream is at its start.
     """
+    stream.seek(0)
+    if stream.read(2) != b"PK":
+        raise ValueError("it is no .npz file; a file of joblib is read by joblib.load")
+
     # read in blocks, because the file may be larger than memory
     num_unread = max(stream.seek(0, 2) - _CHECKSUM_BYTES, 0)
     stream.seek(0)
@@ -521,11 +525,7 @@ def _require_checksum(stream: BinaryIO) -> None:
     while num_unread and (block := stream.read(min(num_unread, 1 << 20))):
         digest.update(block)
         num_unread -= len(block)
-    checksum = stream.read()
-    stream.seek(0)
-    if stream.read(2) != b"PK":
-        raise ValueError("it is no .npz file; a file of joblib is read by joblib.load")
-    if checksum != _CHECKSUM_MARK + digest.hexdigest().encode():
+    if stream.read() != _CHECKSUM_MARK + digest.hexdigest().encode():
         raise ValueError(
             "its last bytes are not the checksum of the rest, so it was cut short or changed"
         )

@@ -11,7 +11,12 @@ from samplesoft._temperature import default_tau
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings, normalizes_by_default
 from samplesoft.samplers.registry import SAMPLERS
-from samplesoft.training.schedules import Schedule, default_learning_rate, make_schedule
+from samplesoft.training.schedules import (
+    MAX_CHOSEN_EPOCHS,
+    Schedule,
+    default_learning_rate,
+    make_schedule,
+)
 
 # Default number of draws of each example's own. If there are no more classes than this, all classes
 # are scored instead.
@@ -38,9 +43,6 @@ _COST_OF_EXAMPLE = 120.0
 _COST_OF_LABEL = 18.0
 _COST_OF_ENTRY = 13.0
 
-# The largest number of epochs, if held-out examples determine when training ends, and with early
-# stopping.
-_MAX_CHOSEN_EPOCHS = 30
 # The number of epochs without held-out examples is 10. If 10 epochs have fewer than 400 steps, it
 # is larger, so that there are 400 steps, but at most 30.
 _FIXED_EPOCHS = 10
@@ -258,7 +260,7 @@ def resolve(
 
     epochs = requested.epochs
     if epochs is None:
-        epochs = _MAX_CHOSEN_EPOCHS
+        epochs = MAX_CHOSEN_EPOCHS
         if not (chooses_epochs or requested.early_stopping):
             epochs = _num_fixed_epochs(requested.batch_size, num_examples, on_inputs)
 
@@ -320,7 +322,7 @@ def _num_fixed_epochs(batch_size: int, num_examples: int, on_inputs: bool) -> in
     if on_inputs:
         return _EPOCHS_ON_INPUTS
     steps = max(_num_steps(num_examples, batch_size), 1)
-    return max(_FIXED_EPOCHS, min(-(-_MIN_STEPS // steps), _MAX_CHOSEN_EPOCHS))
+    return max(_FIXED_EPOCHS, min(-(-_MIN_STEPS // steps), MAX_CHOSEN_EPOCHS))
 
 
 def _runner_up(

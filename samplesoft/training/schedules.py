@@ -14,6 +14,10 @@ from samplesoft._validation import as_choice, as_count
 
 Schedule = Callable[[int], float]  # returns the factor of a step; steps are counted from 1
 
+# The largest number of epochs, if held-out examples determine when training ends, and with early
+# stopping.
+MAX_CHOSEN_EPOCHS = 30
+
 # Default learning rates by optimizer. Other optimizers get the rate of Adagrad, because for them no
 # single rate suits most data.
 RATES = {"adagrad": 0.1, "adam": 0.003}
@@ -63,7 +67,7 @@ def inverse_sqrt(step: int, num_steps: int) -> float:
 
     It is 1 / sqrt(1 + e) after e of 30 epochs, so that training may well end before all steps.
     """
-    return 1.0 / sqrt(1.0 + 30.0 * (step - 1) / num_steps)
+    return 1.0 / sqrt(1.0 + MAX_CHOSEN_EPOCHS * (step - 1) / num_steps)
 
 
 # Functions (step, num_steps) that return the factor of a step; both arguments count only the steps

@@ -121,17 +121,19 @@ def last_improvement(losses):
 class Epochs(Callback):
     """Notes the epochs and the sizes of training sets that a fit goes through."""
 
-    def __init__(self):
+    def __init__(self, classifier=None):
+        self.classifier = classifier
         self.seen = []
 
     def end_epoch(self, task, optimizer, progress):
+        assert self.classifier is None or self.classifier.model_ is task.model
         self.seen.append((progress.epoch, len(task.rows), optimizer.learning_rate))
 
 
 def test_a_trial_run_chooses_epochs_and_tau_for_a_fit_on_all_examples():
     X, y = noisy(1500)
     clf = make(embedding_dim=32, learning_rate=0.5)
-    epochs = Epochs()
+    epochs = Epochs(clf)
     clf.fit(X, y, callbacks=[epochs])
     losses = clf.held_out_losses_
     best_epoch = last_improvement(losses)
