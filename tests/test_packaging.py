@@ -19,7 +19,7 @@ from samplesoft._jit import njit
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # names of modules that are not those of their packages
-MODULES = {"scikit-learn": "sklearn", "pytest-xdist": "xdist"}
+MODULES = {"scikit-learn": "sklearn", "pytest-xdist": "xdist", "python-flint": "flint"}
 BROUGHT = {"joblib", "llvmlite", "samplesoft"}  # by scikit-learn, by Numba, and this very package
 OPTIONAL = {"torch", "nvidia"}  # where they are missing, tests are skipped
 
@@ -103,8 +103,8 @@ def test_other_files_say_what_the_project_file_says():
 def test_advice_names_packages_that_can_be_had():
     """Not ``samplesoft[extra]``, which no index has before a release, but what the extra brings."""
     extras = PROJECT["optional-dependencies"]
-    brought = {name.split(">")[0] for extra in ("sklearn", "dask") for name in extras[extra]}
-    brought |= {name.split(">")[0] for extra in ("cuda12", "cuda13") for name in extras[extra]}
+    named = ("sklearn", "dask", "certified", "cuda12", "cuda13")
+    brought = {need.split(">")[0] for extra in named for need in extras[extra]}
     advised = set()
     for path in (ROOT / "samplesoft").rglob("*.py"):
         for line in re.findall(r"pip install ([^.;\"]*)", path.read_text(encoding="utf-8")):
@@ -135,7 +135,7 @@ def imported(path):
 @pytest.mark.parametrize("folder", ["samplesoft", "tests"])
 def test_what_is_imported_is_declared(folder):
     """The tests run with the extra `test` alone, though developers have more."""
-    known = needed("sklearn") | BROUGHT | OPTIONAL | set(sys.stdlib_module_names)
+    known = needed("sklearn", "certified") | BROUGHT | OPTIONAL | set(sys.stdlib_module_names)
     if folder == "tests":
         known |= needed("test", "dask")
         known |= {

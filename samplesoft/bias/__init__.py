@@ -3,6 +3,7 @@
 ``samplesoft/bias/README.md`` derives the formulas.
 """
 
+from samplesoft.bias import certified as certified
 from samplesoft.bias import theorems as theorems
 from samplesoft.bias.chain import metropolis_bias as metropolis_bias
 from samplesoft.bias.chunks.passes import BiasSums as BiasSums

@@ -15,6 +15,7 @@ from samplesoft._executors import open_executor
 from samplesoft._jit import COMPILES, num_threads
 from samplesoft._progress import progress_phase
 from samplesoft._temperature import TAU_OF_OTHER_VECTORS, TAU_OF_UNIT_VECTORS
+from samplesoft.bias.certified.balls import import_flint
 from samplesoft.bias.with_replacement.laplace import sums_at_nodes
 from samplesoft.commands.files import flag
 from samplesoft.commands.options import (
@@ -111,6 +112,11 @@ def _verification_options() -> Options:
             parse=integer_parser(2),
             metavar="N",
             default=2000,
+        ),
+        "certified": Option(
+            "also prove the bias of the logits and what follows from it, by ball arithmetic; needs "
+            "python-flint, and some 2 ms for each class, example, sampler and m",
+            switch="on",
         ),
         "seed": Option(
             "seed of examples, features and trials (default 0)",
@@ -236,6 +242,7 @@ def _verify_and_report(options: argparse.Namespace, executor: Executor | None) -
         wrt=options.wrt,
         scheme=options.scheme,
         num_trials=options.trials,
+        certified=bool(options.certified),
         rng=options.seed,
         progress=show_row,
         settings=settings,
@@ -264,6 +271,12 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--wrt must include logits for --logits, got {','.join(options.wrt)}; h and "
             "class_embeddings need vectors: use --corpus or --embeddings."
         )
+    if options.certified:
+        import_flint()
+        if "logits" not in options.wrt:
+            raise ValueError(
+                f"--wrt must include logits for --certified, got {','.join(options.wrt)}."
+            )
 
     # checked before reading the input, which takes seconds
     min_draws = SCHEMES[options.scheme].min_draws

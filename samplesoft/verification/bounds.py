@@ -14,6 +14,9 @@ import numpy as np
 from samplesoft._jit import thread_map
 from samplesoft._validation import FloatArray
 from samplesoft.bias.asymptotic import asymptotic_bias_of
+from samplesoft.bias.certified.bias import certified_bias
+from samplesoft.bias.certified.theorems import certified_theorem1
+from samplesoft.bias.exact import ExactBias
 from samplesoft.bias.inputs import Inputs
 from samplesoft.bias.theorems import Theorem1Bounds, Theorem1Terms, theorem1_terms_of, widen_bounds
 
@@ -177,4 +180,35 @@ def class_vector_row_values(
             for name, value in coordinate_values.items()
         }
 
+    return values
+
+
+def certified_values(
+    inputs: Inputs, exact: ExactBias, ends: Ends | None, has_theorem: bool
+) -> RowValues:
+    """Return what balls prove for the logits, (B,) each, by the field names of `VerificationRow`.
+
+    `ends` are the bounds (B, n) for every m, None if the scheme has none. `has_theorem` says
+    whether Theorem 1 covers the scheme.
+    """
+    m = inputs.num_sampled
+    errors = []
+    num_outside_finite = []
+    num_outside_printed = []
+    for i, (logits, label, q) in enumerate(inputs.rows()):
+        proved = certified_bias(logits, label, q, m, scheme=inputs.scheme.name)
+        bias = exact.bias[i]
+        errors.append(np.maximum(bias - proved.lower, proved.upper - bias).sum())
+        if ends is not None:
+            inside = (ends[0][i] <= proved.lower) & (proved.upper <= ends[1][i])
+            num_outside_finite.append(int((~inside).sum()))
+        if has_theorem:
+            claim = certified_theorem1(logits, label, q, m)
+            num_outside_printed.append(claim.holds.count(False))
+
+    values: RowValues = {"certified_error": np.array(errors)}
+    if ends is not None:
+        values["certified_finite_hold"] = np.array(num_outside_finite) == 0
+    if has_theorem:
+        values["certified_outside_printed"] = np.array(num_outside_printed)
     return values

@@ -18,11 +18,13 @@ from samplesoft._validation import (
     as_array,
     as_choice,
     as_count,
+    as_flag,
     as_labels,
     as_positive,
     as_proposal,
     as_real_array,
 )
+from samplesoft.bias.certified.balls import import_flint
 from samplesoft.bias.inputs import (
     Inputs,
     check_support,
@@ -56,6 +58,7 @@ class VerificationProblem:
     scheme: Scheme
     draw_counts: list[int]  # numbers of draws m, in increasing order
     num_trials: int
+    certified: bool
 
     @property
     def jacobian(self) -> FloatArray | None:
@@ -78,6 +81,7 @@ def checked_problem(
     wrt: Sequence[str],
     scheme: str,
     num_trials: int,
+    certified: bool = False,
 ) -> VerificationProblem:
     """Check the arguments of `verify` except the proposals, and return them in one record."""
     o = as_real_array("logits", logits, (1, 2))
@@ -116,6 +120,13 @@ def checked_problem(
         )
 
     trials = as_count("num_trials", num_trials, 2)
+    if as_flag("certified", certified):
+        import_flint()
+        if "logits" not in blocks:
+            raise ValueError(
+                f"`wrt` must include 'logits' where `certified` is True, got {blocks}: the bias "
+                "in the logits is what is certified."
+            )
     return VerificationProblem(
         o,
         t,
@@ -126,6 +137,7 @@ def checked_problem(
         checked_scheme,
         draw_counts,
         trials,
+        certified,
     )
 
 

@@ -95,9 +95,17 @@ class VerificationReport(Report):
 
     @property
     def verdict(self) -> str:
-        """The result in up to three sentences: Monte Carlo, bounds, and draws that are needed."""
+        """The result in up to four sentences: Monte Carlo, bounds, what is proved, and draws."""
         return " ".join(
-            filter(None, (_agreement_sentence(self), _bounds_sentence(self), _draws_sentence(self)))
+            filter(
+                None,
+                (
+                    _agreement_sentence(self),
+                    _bounds_sentence(self),
+                    _certified_sentence(self),
+                    _draws_sentence(self),
+                ),
+            )
         )
 
     def _values(self) -> dict[str, Any]:
@@ -210,6 +218,8 @@ def _summary_table(report: VerificationReport) -> Table:
     ]
     if report.has_theorem:
         columns.append(Column("printed\nTheorem 1", _num_outside_printed, _theorem_text))
+    if report.rows[0].certified_error is not None:
+        columns.append(Column("proved\nerror", lambda group: group[0].certified_error, ".1g"))
     if report.has_bounds:
         columns += [
             Column("bound for\nevery m", lambda group: group[0].finite_max_l1, _bound_text),
@@ -272,6 +282,12 @@ def _summary_legend(report: VerificationReport) -> list[str]:
         lines.append(
             "printed Theorem 1: of Rawat et al. (2019), a bound to leading order; else how many "
             f"coordinates of {_joined([_NAMES[wrt] for wrt in _block_names(report)])} are outside."
+        )
+
+    if report.rows[0].certified_error is not None:
+        lines.append(
+            "proved error: a proved bound on the numerical error of the exact bias in the logits, "
+            "L1 norm, of the worst example."
         )
 
     if report.has_bounds:
@@ -354,6 +370,24 @@ def _bounds_sentence(report: VerificationReport) -> str:
         f"{text}; as printed, Theorem 1 fails in {_counted(outside, 'coordinate')}, {where} where "
         "its condition g >= 0 is met."
     )
+
+
+def _certified_sentence(report: VerificationReport) -> str:
+    """Return a sentence that says which other sentences are proved, for the logits; or ""."""
+    rows = [row for row in report.rows if row.certified_error is not None]
+    if not rows:
+        return ""
+
+    largest = max(row.certified_error or 0.0 for row in rows)
+    text = f"Proved for the logits: the exact bias is right to {largest:.1e} in the L1 norm"
+    if report.has_bounds:
+        not_proved = [row for row in rows if not row.certified_finite_hold]
+        where = f", but for {_counted(len(not_proved), 'row')}" if not_proved else ""
+        text += f"; the bounds for every m hold{where}"
+    if report.has_theorem:
+        outside = sum(row.certified_outside_printed or 0 for row in rows)
+        text += f"; {_counted(outside, 'coordinate')} outside Theorem 1 as printed"
+    return f"{text}."
 
 
 def _draws_sentence(report: VerificationReport) -> str:

@@ -71,6 +71,13 @@ class VerificationRow:
         Largest ``|z|`` of the loss.
     squared_bias, variance, mse : float or None
         Exact moments of the gradient in h, summed over coordinates, averaged over examples.
+    certified_error : float or None
+        Proved bound on the error of the exact bias, in the L1 norm, the largest of the examples;
+        for ``logits`` only, as the next two.
+    certified_finite_hold : bool or None
+        Whether it is proved that all coordinates are within the finite-m bounds.
+    certified_outside_printed : int or None
+        Number of coordinates that are proved to be outside the printed bounds.
     draws_needed : int or None
         The smallest m of this sampler whose `l1_bias` in the logits is at most 0.01; None if no m
         is enough, or if the bias of the scheme is not known to decrease with m.
@@ -113,4 +120,7 @@ class VerificationRow:
     squared_bias: float | None = None
     variance: float | None = None
     mse: float | None = None
+    certified_error: float | None = None
+    certified_finite_hold: bool | None = None
+    certified_outside_printed: int | None = None
     draws_needed: int | None = None

@@ -27,6 +27,7 @@ from samplesoft.verification.bounds import (
     PARAMETER_BLOCKS,
     RowValues,
     TheoryTerms,
+    certified_values,
     class_vector_row_values,
     row_values,
     theory_terms,
@@ -65,6 +66,7 @@ def verify(
     wrt: Sequence[str] = PARAMETER_BLOCKS,
     scheme: str = "negatives",
     num_trials: int = 4000,
+    certified: bool = False,
     rng: int | np.random.Generator | None = None,
     progress: bool | Callable[[str], object] = False,
     settings: Mapping[str, Any] | None = None,
@@ -101,6 +103,10 @@ def verify(
         `samplesoft.self_normalized_terms` also for ``masked``.
     num_trials : int
         Monte Carlo trials for each example, sampler and m; at least 2.
+    certified : bool
+        Also prove the bias of the logits, the bounds for every m and violations of the printed
+        theorem by ball arithmetic, see `samplesoft.bias.certified`. It needs python-flint, and
+        some 2 ms for each class, example, sampler and m.
     rng : int or numpy.random.Generator or None
         Seed of the trials.
     progress : bool or callable
@@ -160,7 +166,7 @@ def verify(
         require_mapping("settings", settings)
 
     problem = checked_problem(
-        logits, labels, num_sampled, h, class_embeddings, tau, wrt, scheme, num_trials
+        logits, labels, num_sampled, h, class_embeddings, tau, wrt, scheme, num_trials, certified
     )
     samplers = checked_inputs(proposals, problem)
     task_executor = as_executor(executor)
@@ -324,6 +330,8 @@ def _row_values_of_blocks(
                 "agapiou_ratio": terms.agapiou_bound,
                 "effective_sample_size": terms.effective_sample_size,
             }
+        if problem.certified:
+            blocks["logits"] |= certified_values(inputs, exact, ends, theory is not None)
 
     if "h" in problem.blocks and jacobian is not None:
         theory_in_h = theory and theory.to_parameters(jacobian)
@@ -384,6 +392,11 @@ def _make_row(
     """Return the row of one sampler, m and block, given the values (B,) of all examples."""
     values = {field: _mean_or_total(field_values) for field, field_values in example_values.items()}
     resolved = values["resolved"] = bool(example_values["resolved"].all())
+
+    for field in ("certified_error", "certified_finite_hold"):  # of the worst example
+        if field in example_values:
+            worst = np.max if field == "certified_error" else np.min
+            values[field] = worst(example_values[field]).item()
 
     # divide norms by the bias, unless the bias is 0 within its numerical error
     l1_bias = values["l1_bias"] if resolved else 0.0
