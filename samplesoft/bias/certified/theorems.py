@@ -149,9 +149,9 @@ def certified_theorem1(
                 ]
             else:
                 parameters = []
+                largest = ball_of(max(abs(value) for column in columns for value in column))
                 for column in columns:
                     derivatives = [ball_of(value) for value in column]
-                    largest = ball_of(max(abs(value) for value in column))
                     g = _dot(negatives.g, derivatives)
                     parameters.append((_dot(bias, derivatives), g, largest))
 
@@ -412,14 +412,14 @@ class _Negatives:
         return lower, upper
 
     def corrected_bounds(self, g: Ball, bound: Ball, m: int) -> tuple[Ball, Ball]:
-        """Return the bounds (B51) and (B52) at lambda = 0 and lambda = V, the closest of them."""
+        """Return the closest of (B51) and (B52) at lambda = 0 and lambda = V, and of 2 M."""
         v = self.variance
         spread = self._spread(0 * v)
         shifted = self._spread(v)
         remainder = v * (3 * v / m + self.ratio_range**2 / m**2).sqrt()
         remainder += (self.second_moment * v).sqrt() * self.ratio_range / m
         remainder += self.a * v
-        from_zero = bound * (spread + v).min(shifted + remainder)
+        from_zero = bound * (spread + v).min(shifted + remainder).min(0 * v + 2 * m)
         from_leading = bound * (spread + remainder)
         from_minus_leading = bound * (shifted + v)
         lower = (-from_zero).max(v * g - from_leading).max(-v * g - from_minus_leading)
