@@ -1,5 +1,6 @@
 """Certified results: inside the balls lies what all outcomes give, and nothing else is claimed."""
 
+import json
 import math
 import random
 import sys
@@ -9,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -328,6 +330,26 @@ def test_printed_theorems_are_refuted_and_corrected_ones_proved():
         assert certified_theorem1(*arguments).holds == (False,)
         assert certified_theorem1(*arguments, limit=True).holds == (False,)
         assert certified_theorem1(*arguments, corrected=True).holds == (True,)
+
+
+@pytest.mark.parametrize("side", ["upper", "upper-shift", "lower"])
+def test_the_certificate_says_the_same(side):
+    file = Path(__file__).parents[2] / "docs" / "theory" / "counterexample.json"
+    claim = json.loads(file.read_text(encoding="utf-8"))["claims"][f"theorem-1-{side}"]
+    instance = claim["instance"]
+    jacobian = np.array(instance["derivatives"], dtype=object).T.tolist()
+    m = int(instance["num_sampled"])
+    arguments = instance["logits"], int(instance["label"]), instance["proposal"], m, jacobian
+    for limit, value, bound in (
+        (False, "bias", "bound"),
+        (True, "limit_of_m_bias", "limit_of_m_bound"),
+    ):
+        found = certified_theorem1(*arguments, limit=limit)
+        ours = found.lower_bound if side == "lower" else found.upper_bound
+        for intervals, name in ((found.value, value), (ours, bound)):
+            for k, (low, high) in enumerate(claim["intervals"][name]):
+                assert intervals.lower[k] <= float(high) and float(low) <= intervals.upper[k]
+        assert False in found.holds
 
 
 def test_theorem2_agrees_with_float64():

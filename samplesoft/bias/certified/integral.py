@@ -1,12 +1,11 @@
 """The means of 1 / S and log S in balls, by a trapezoid rule whose error is known beforehand.
 
-For all numbers s, c > 0 and the nodes v_k = exp(h k), for all integers k,
+For all numbers s, c > 0 and the nodes v_k = exp(h k), for all integers k, (B87) says
 
     h sum_k v_k exp(-v_k s) = (1 + eps) / s,                  |eps| <= 2 sum_l |Gamma(1 + i y_l)|,
     h sum_k (exp(-v_k c) - exp(-v_k s)) = log(s / c) + eps',  |eps'| <= 4 sum_l |Gamma(i y_l)|,
 
-with y_l = 2 pi l / h and l = 1, 2, ..., by Poisson's summation formula, as in (B79) of
-``samplesoft/bias/README.md``. These bounds do not depend on s. So they hold for the mean over any
+with y_l = 2 pi l / h and l = 1, 2, ...: section 24 of ``samplesoft/bias/README.md``. These bounds do not depend on s. So they hold for the mean over any
 distribution of S, and the mean of exp(-v S) is a product over independent draws, (B3). What is left
 is a sum of exponentials, of which all but finitely many terms are bounded:
 

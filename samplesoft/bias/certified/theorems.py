@@ -183,7 +183,7 @@ def certified_label_bounds(
     """Decide for given numbers whether the closed bounds (B41) on the label's bias hold.
 
     They are ``a V / (m + xi - V)``, and ``a V / ((1 - d) (m + V / d)) + exp(-m d^2 / (2 rho))``,
-    whose last term is Bernstein's bound: see :ref:`docs/theory/bounds.md <thm-closed>`.
+    whose last term is Bernstein's bound: section 14 of ``samplesoft/bias/README.md``.
 
     Parameters
     ----------
