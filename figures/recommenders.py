@@ -20,9 +20,9 @@ best of `GRIDS` for a hidden fifth of the training data of 3,000 users; the seco
 training alone. EASE inverts a matrix of items by items, and is left out for more than 5,000 items.
 irspack and implicit are left out if they are not installed. RP3beta computes everything in
 prediction. The figure also has published results for Gowalla. Most of them, including all of BSL
-and of the BARS benchmark, choose the epoch on the test data; ours do not. Our committed rows for
-Gowalla were measured with ``n_iter_no_change=15``; rows of other data and of irspack have seconds
-of a machine that was busy with other work::
+and of the BARS benchmark, choose the epoch on the test data; ours do not. Our committed rows
+without propagation on Gowalla were measured with ``n_iter_no_change=15``; rows of other data and of
+irspack have seconds of a machine that was busy with other work::
 
     python figures/recommenders.py --gowalla gowalla --bibtex bibtex --library
 
