@@ -2,7 +2,7 @@
 
 It needs python-flint and the standard library, and nothing of samplesoft::
 
-    python docs/theory/check_certificate.py docs/theory/counterexample.json
+    python docs/theory/check_certificate.py
 
 The numbers of an instance are exact. A number that is computed from them is a ball of 200 bits,
 which contains the true value. In the file it stands as an interval: the value rounded to 20
@@ -18,6 +18,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import product
 from math import prod
+from pathlib import Path
 
 try:
     import flint
@@ -27,6 +28,7 @@ except ImportError:
 if tuple(int(part) for part in flint.__version__.split(".")[:2]) < (0, 9):
     sys.exit(f"python-flint {flint.__version__} is too old: pip install 'python-flint>=0.9'")
 
+FILE_NAME = "counterexample.json"
 BITS = 200
 UNIT = 10**20  # units of the last decimal in 1
 DECIMAL = re.compile(r"0|-?(0\.[0-9]*[1-9]|[1-9][0-9]*(\.[0-9]*[1-9])?)")  # in one spelling only
@@ -113,7 +115,7 @@ def theorem_1(side, *, logits, label, proposal, derivatives, num_sampled):
         else:
             bound = -M * sum(e[j] * abs(Z_t - r[j]) for j in negatives) / Z**2
 
-        # eq-limit-beta of theorem-1.md, for any Z, where it has to be divided by Z^2
+        # eq-limit-beta of theorem-1.md, where Z is 1; for any Z this is divided by Z^2 below
         limit = V / Z * (a * d[t] + g) - sum(e[j] * (r[j] - Z_t) * d[j] for j in negatives)
 
         # the bias, over all draws
@@ -265,7 +267,7 @@ def without_duplicates(pairs):
 
 
 def check(text):
-    """Prove every claim of a certificate again and return their names; refuse any other text."""
+    """Prove every claim of a certificate again and return the claims; refuse any other text."""
     certificate = json.loads(text, object_pairs_hook=without_duplicates)
     require(certificate.keys() == {"about", "claims"}, "unknown or missing keys")
     require(certificate["about"] == ABOUT, "about is another text")
@@ -276,20 +278,39 @@ def check(text):
             require(claim.keys() == expected.keys(), f"{name}: unknown or missing keys")
             for key in expected:
                 require(claim[key] == expected[key], f"{name}: {key} has to be {expected[key]}")
-    return list(certificate["claims"])
+    return certificate["claims"]
+
+
+def shown(ends):
+    """Return an interval as one short decimal, to be looked at."""
+    return f"{round(float(ends[0]), 4) + 0.0:.4f}"
+
+
+def summary(claim):
+    """Return each relation but those of g, with the numbers of the first coordinate it holds in."""
+    parts = []
+    for relation, coordinates in claim["holds_in"].items():
+        left, sign, right = relation.split()
+        if left != "g":
+            k = int(coordinates[0])
+            text = f"{left} {shown(claim['intervals'][left][k])} {sign} {right}"
+            if right in claim["intervals"]:
+                text += f" {shown(claim['intervals'][right][k])}"
+            parts.append(text)
+    return "; ".join(parts)
 
 
 def main():
-    """Check the file that the command line names."""
-    if len(sys.argv) != 2:
-        sys.exit("usage: python check_certificate.py counterexample.json")
+    """Check the file that the command line names, by default the one beside this script."""
+    if len(sys.argv) > 2:
+        sys.exit("usage: python check_certificate.py [counterexample.json]")
+    path = Path(sys.argv[1]) if len(sys.argv) == 2 else Path(__file__).with_name(FILE_NAME)
     try:
-        with open(sys.argv[1], encoding="utf-8") as file:
-            proved = check(file.read())
+        proved = check(path.read_text(encoding="utf-8"))
     except Exception as error:  # whatever is wrong with a file, it is not proved
         sys.exit(f"refused: {type(error).__name__}: {error}")
-    for name in proved:
-        print(f"proved: {name}")
+    for name, claim in proved.items():
+        print(f"proved: {name}: {summary(claim)}")
 
 
 if __name__ == "__main__":

@@ -272,7 +272,10 @@ def _check_options(options: argparse.Namespace) -> None:
             "class_embeddings need vectors: use --corpus or --embeddings."
         )
     if options.certified:
-        import_flint()
+        try:
+            import_flint()
+        except ImportError as error:
+            raise ValueError(f"--certified: {error}") from None
         if "logits" not in options.wrt:
             raise ValueError(
                 f"--wrt must include logits for --certified, got {','.join(options.wrt)}."

@@ -192,23 +192,26 @@ def certified_values(
     whether Theorem 1 covers the scheme.
     """
     m = inputs.num_sampled
-    errors = []
-    num_outside_finite = []
-    num_outside_printed = []
+    names = ["certified_error"]
+    if ends is not None:
+        names += ["certified_finite_inside", "certified_finite_outside"]
+    if has_theorem:
+        names += ["certified_printed_inside", "certified_printed_outside"]
+    values: dict[str, list[Any]] = {name: [] for name in names}
+
     for i, (logits, label, q) in enumerate(inputs.rows()):
         proved = certified_bias(logits, label, q, m, scheme=inputs.scheme.name)
         bias = exact.bias[i]
-        errors.append(np.maximum(bias - proved.lower, proved.upper - bias).sum())
+        error = np.maximum(bias - proved.lower, proved.upper - bias).sum()
+        values["certified_error"].append(error)
         if ends is not None:
-            inside = (ends[0][i] <= proved.lower) & (proved.upper <= ends[1][i])
-            num_outside_finite.append(int((~inside).sum()))
+            lower, upper = ends[0][i], ends[1][i]
+            inside = (lower <= proved.lower) & (proved.upper <= upper)
+            outside = (proved.upper < lower) | (upper < proved.lower)
+            values["certified_finite_inside"].append(inside.sum())
+            values["certified_finite_outside"].append(outside.sum())
         if has_theorem:
-            claim = certified_theorem1(logits, label, q, m)
-            num_outside_printed.append(claim.holds.count(False))
-
-    values: RowValues = {"certified_error": np.array(errors)}
-    if ends is not None:
-        values["certified_finite_hold"] = np.array(num_outside_finite) == 0
-    if has_theorem:
-        values["certified_outside_printed"] = np.array(num_outside_printed)
-    return values
+            holds = certified_theorem1(logits, label, q, m).holds
+            values["certified_printed_inside"].append(holds.count(True))
+            values["certified_printed_outside"].append(holds.count(False))
+    return {name: np.array(of_examples) for name, of_examples in values.items()}

@@ -380,13 +380,18 @@ def _certified_sentence(report: VerificationReport) -> str:
 
     largest = max(row.certified_error or 0.0 for row in rows)
     text = f"Proved for the logits: the exact bias is right to {largest:.1e} in the L1 norm"
+    total = sum(row.num_coordinates for row in rows)
+    claims = []
     if report.has_bounds:
-        not_proved = [row for row in rows if not row.certified_finite_hold]
-        where = f", but for {_counted(len(not_proved), 'row')}" if not_proved else ""
-        text += f"; the bounds for every m hold{where}"
+        claims.append(("finite", "the bounds for every m"))
     if report.has_theorem:
-        outside = sum(row.certified_outside_printed or 0 for row in rows)
-        text += f"; {_counted(outside, 'coordinate')} outside Theorem 1 as printed"
+        claims.append(("printed", "Theorem 1 as printed"))
+    for name, subject in claims:
+        inside = sum(getattr(row, f"certified_{name}_inside") for row in rows)
+        outside = sum(getattr(row, f"certified_{name}_outside") for row in rows)
+        counts = {"proved": inside, "refuted": outside, "open": total - inside - outside}
+        told = ", ".join(f"{word} in {count:,}" for word, count in counts.items() if count)
+        text += f"; {subject}: {told} of {_counted(total, 'coordinate')}"
     return f"{text}."
 
 

@@ -73,11 +73,11 @@ class VerificationRow:
         Exact moments of the gradient in h, summed over coordinates, averaged over examples.
     certified_error : float or None
         Proved bound on the error of the exact bias, in the L1 norm, the largest of the examples;
-        for ``logits`` only, as the next two.
-    certified_finite_hold : bool or None
-        Whether it is proved that all coordinates are within the finite-m bounds.
-    certified_outside_printed : int or None
-        Number of coordinates that are proved to be outside the printed bounds.
+        for ``logits`` only, as the next four.
+    certified_finite_inside, certified_finite_outside : int or None
+        Numbers of coordinates that are proved to be within the finite-m bounds, and outside.
+    certified_printed_inside, certified_printed_outside : int or None
+        Numbers of coordinates that are proved to be within the printed bounds, and outside.
     draws_needed : int or None
         The smallest m of this sampler whose `l1_bias` in the logits is at most 0.01; None if no m
         is enough, or if the bias of the scheme is not known to decrease with m.
@@ -121,6 +121,8 @@ class VerificationRow:
     variance: float | None = None
     mse: float | None = None
     certified_error: float | None = None
-    certified_finite_hold: bool | None = None
-    certified_outside_printed: int | None = None
+    certified_finite_inside: int | None = None
+    certified_finite_outside: int | None = None
+    certified_printed_inside: int | None = None
+    certified_printed_outside: int | None = None
     draws_needed: int | None = None

@@ -225,6 +225,7 @@ def test_threads_take_turns():
         ({"logits": [0, 10**400, 1, 2]}, ValueError, r"`logits\[1\]` .* range of float64"),
         ({"logits": [0, 1j, 1, 2]}, TypeError, r"`logits\[1\]` must be a number"),
         ({"logits": 3.0}, TypeError, "`logits` must be a sequence of numbers"),
+        ({"logits": "1.5 2"}, TypeError, "`logits` must be a sequence of numbers, got the text"),
         ({"logits": [[0.0, 1.0], [0.0]]}, ValueError, "`logits` must have rows of the same length"),
         ({"q": [0.5, 0.5, -0.1, 0.1]}, ValueError, "`q`"),
         ({"q": samplesoft.samplers.UniformSampler(4)}, TypeError, r"probs\(h\)"),
@@ -396,6 +397,16 @@ def test_wrong_finite_sample_bounds_are_refuted(monkeypatch):
     assert set(certified_finite_sample_bounds(*ORDINARY).holds) == {False}
 
 
+@pytest.mark.parametrize("settings", [{}, {"corrected": True}, {"limit": True}])
+def test_a_ratio_equal_to_the_mean_leaves_claims_decided(settings):
+    """The centred ratio of a class is then a ball around exactly 0."""
+    claim = certified_theorem1([0] * 4, 0, ["0", "1/3", "4/9", "2/9"], 2, **settings)
+    assert claim.holds == (True,) * 4
+    for side in (claim.value, claim.lower_bound, claim.upper_bound):
+        assert np.isfinite(side.lower).all() and np.isfinite(side.upper).all()
+    assert certified_label_bounds([0] * 4, 0, ["0", "1/3", "4/9", "2/9"], 2, "0.5").holds == (True,)
+
+
 def test_what_is_equal_is_not_decided():
     """The bias is 0, and so are both ends: no precision tells balls around 0 apart."""
     claim = certified_theorem1([0, 0, 0], 0, ["0.5", "0.25", "0.25"], 2)
@@ -448,10 +459,14 @@ def test_verify_says_what_is_proved():
     report = samplesoft.verify(logits, label, {"q": q}, m, certified=True, num_trials=50, rng=0)
     row = report.rows[0]
     assert 0.0 < row.certified_error < 1e-14
-    assert row.certified_finite_hold is True
-    assert row.certified_outside_printed == row.outside_printed
+    assert (row.certified_finite_inside, row.certified_finite_outside) == (4, 0)
+    assert row.certified_printed_outside == row.outside_printed
+    assert row.certified_printed_inside == 4 - row.outside_printed
     assert "Proved for the logits: the exact bias is right to" in report.verdict
     assert "proved" in report.to_text()
+    assert "the bounds for every m: proved in 4 of 4 coordinates" in report.verdict
+    undecided = samplesoft.verify([0.0] * 4, 0, {"q": [0.25] * 4}, 3, certified=True, num_trials=9)
+    assert "Theorem 1 as printed: open in 4 of 4 coordinates" in undecided.verdict
     plain = samplesoft.verify(logits, label, {"q": q}, m, num_trials=50, rng=0)
     assert "Proved" not in plain.verdict and plain.rows[0].certified_error is None
 

@@ -70,6 +70,11 @@ def as_rationals(name: str, values: Any) -> list[Fraction]:
 
     Raises TypeError or ValueError with the argument's `name` if an entry is not a finite number.
     """
+    if isinstance(values, str):
+        raise TypeError(
+            f"`{name}` must be a sequence of numbers, got the text {short_repr(values)}; give one "
+            "number or text for each class."
+        )
     if hasattr(values, "probs"):
         raise TypeError(
             f"`{name}` must be a sequence of numbers, got a {type(values).__name__}; give its "
@@ -79,7 +84,7 @@ def as_rationals(name: str, values: Any) -> list[Fraction]:
         entries = values.tolist() if hasattr(values, "tolist") else list(values)
         return [as_rational(f"{name}[{i}]", entry) for i, entry in enumerate(entries)]
     except TypeError:
-        if isinstance(values, str) or not hasattr(values, "__len__"):
+        if not hasattr(values, "__len__"):
             raise TypeError(
                 f"`{name}` must be a sequence of numbers, got {short_repr(values)}."
             ) from None

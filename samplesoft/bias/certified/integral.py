@@ -5,15 +5,19 @@ For all numbers s, c > 0 and the nodes v_k = exp(h k), for all integers k, (B87)
     h sum_k v_k exp(-v_k s) = (1 + eps) / s,                  |eps| <= 2 sum_l |Gamma(1 + i y_l)|,
     h sum_k (exp(-v_k c) - exp(-v_k s)) = log(s / c) + eps',  |eps'| <= 4 sum_l |Gamma(i y_l)|,
 
-with y_l = 2 pi l / h and l = 1, 2, ...: section 24 of ``samplesoft/bias/README.md``. These bounds do not depend on s. So they hold for the mean over any
-distribution of S, and the mean of exp(-v S) is a product over independent draws, (B3). What is left
-is a sum of exponentials, of which all but finitely many terms are bounded:
+with y_l = 2 pi l / h and l = 1, 2, ...: section 24 of ``samplesoft/bias/README.md``. These bounds
+do not depend on s. So they hold for the mean over any distribution of S > 0, and the mean of
+exp(-v S) is a product over independent draws, (B3). What is left is a sum of exponentials, of which
+all but finitely many terms are bounded:
 
 - Left of the first node, each function G of v is replaced by its power series. G is a mean of
-  exponentials exp(-v s) with s >= 0. So the error of the first J terms of the series lies between 0
-  and the term of v^J.
+  exponentials exp(-v s) with weights and rates s of at least 0. So the error of the first J terms
+  of the series lies between 0 and the term of v^J.
 - Right of the last node V, G(v) <= G(V) exp(-(v - V) s_low) if S is never below s_low. So the sum
   there is at most a geometric series.
+
+With N draws, S is the base mass plus the mean of N ratios, and v stands for u / N: the sum N S has
+the rate v. N may be random.
 """
 
 from __future__ import annotations
@@ -344,10 +348,12 @@ def _make_grid(
 
 
 def _lower_end(draws: Draws, groups: list[Group]) -> Ball:
-    """Return a number that S is never below, and that S may have."""
+    """Return the smallest value of S, if all draws are of the lowest ratio."""
     if draws.weightless != 0:
         return draws.base
-    lowest = min(groups, key=lambda group: _log(group.ratio)).ratio
+    lowest = groups[0].ratio
+    for group in groups[1:]:
+        lowest = lowest.min(group.ratio)
     return draws.base + lowest
 
 

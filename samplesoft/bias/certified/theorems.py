@@ -183,7 +183,9 @@ def certified_label_bounds(
     """Decide for given numbers whether the closed bounds (B41) on the label's bias hold.
 
     They are ``a V / (m + xi - V)``, and ``a V / ((1 - d) (m + V / d)) + exp(-m d^2 / (2 rho))``,
-    whose last term is Bernstein's bound: section 14 of ``samplesoft/bias/README.md``.
+    whose last term is Bernstein's bound: section 14 of ``samplesoft/bias/README.md``. Here a is the
+    softmax of the label, V the variance of the ratio r of one draw, ``xi V`` its third central
+    moment, and rho the mean of r^2.
 
     Parameters
     ----------
@@ -298,7 +300,8 @@ def certified_theorem2(
         ``phi(c_i).phi(h)`` up to a factor, not 0; by default the kernel itself, to which they tend
         with the number of features.
     corrected : bool
-        Take the corrected bounds.
+        Take the corrected bounds. The corrected theorem is about estimates within ``gamma`` of the
+        kernel; where a bound does not hold, the estimates are not.
 
     Returns
     -------
@@ -416,8 +419,9 @@ class _Negatives:
         v = self.variance
         spread = self._spread(0 * v)
         shifted = self._spread(v)
-        remainder = v * (3 * v / m + self.ratio_range**2 / m**2).sqrt()
-        remainder += (self.second_moment * v).sqrt() * self.ratio_range / m
+        deviation = 3 * v / m + self.ratio_range * self.ratio_range / m**2
+        remainder = v * deviation.nonnegative_part().sqrt()
+        remainder += (self.second_moment * v).nonnegative_part().sqrt() * self.ratio_range / m
         remainder += self.a * v
         from_zero = bound * (spread + v).min(shifted + remainder).min(0 * v + 2 * m)
         from_leading = bound * (spread + remainder)
@@ -442,6 +446,7 @@ def _negatives_of(problem: Problem) -> _Negatives:
     draw_probs = [prob / q_total for prob in q]
     ratios = [mass / prob for mass, prob in zip(e, draw_probs, strict=True)]
     centred = [r - z_t for r in ratios]
+    squares = [c * c for c in centred]  # python-flint's c**2 is NaN if the midpoint of c is 0
     largest = smallest = ratios[0]
     for r in ratios[1:]:
         largest = largest.max(r)
@@ -453,9 +458,9 @@ def _negatives_of(problem: Problem) -> _Negatives:
         e=e,
         centred=centred,
         ratio_range=largest - smallest,
-        variance=_dot(draw_probs, [c**2 for c in centred]),
+        variance=_dot(draw_probs, squares),
         second_moment=_dot(e, ratios),
-        third_moment=_dot(draw_probs, [c**3 for c in centred]),
+        third_moment=_dot(draw_probs, [c * s for c, s in zip(centred, squares, strict=True)]),
     )
 
 
