@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from decimal import ROUND_UP, Decimal, localcontext
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -219,7 +220,7 @@ def _summary_table(report: VerificationReport) -> Table:
     if report.has_theorem:
         columns.append(Column("printed\nTheorem 1", _num_outside_printed, _theorem_text))
     if report.rows[0].certified_error is not None:
-        columns.append(Column("proved\nerror", lambda group: group[0].certified_error, ".1g"))
+        columns.append(Column("proved\nerror", lambda group: group[0].certified_error, _rounded_up))
     if report.has_bounds:
         columns += [
             Column("bound for\nevery m", lambda group: group[0].finite_max_l1, _bound_text),
@@ -250,6 +251,12 @@ def _agreement_text(report: VerificationReport, group: Group) -> str:
     # round the percentage down, so that 100% means that all statistics were tested
     fraction = num_tested / (num_tested + sum(row.num_untested for row in rows))
     return f"yes, {math.floor(100.0 * fraction)}%" if fraction >= 0.01 else "yes, < 1%"
+
+
+def _rounded_up(value: float) -> str:
+    """Return a positive number with two digits that is not below it."""
+    with localcontext(prec=2, rounding=ROUND_UP):
+        return f"{+Decimal(value):.1e}"
 
 
 def _num_outside_printed(group: Group) -> int:
@@ -379,7 +386,9 @@ def _certified_sentence(report: VerificationReport) -> str:
         return ""
 
     largest = max(row.certified_error or 0.0 for row in rows)
-    text = f"Proved for the logits: the exact bias is right to {largest:.1e} in the L1 norm"
+    text = (
+        f"Proved for the logits: the exact bias is right to {_rounded_up(largest)} in the L1 norm"
+    )
     total = sum(row.num_coordinates for row in rows)
     claims = []
     if report.has_bounds:

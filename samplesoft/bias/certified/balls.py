@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copyreg
 import math
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -28,6 +30,16 @@ BallOrSeries = (
 )
 
 _precision_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Replace the lock in a forked process, for a thread that held it is not there."""
+    global _precision_lock
+    _precision_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def import_flint() -> Any:
@@ -56,6 +68,7 @@ def working_precision(bits: int) -> Iterator[Any]:
     such a block; balls that other code computes meanwhile have this precision, too.
     """
     flint = import_flint()
+    copyreg.pickle(flint.arb, _as_integers)  # balls are sent to the processes of executors
     with _precision_lock, flint.ctx.workprec(bits):
         cap = flint.ctx.cap
         flint.ctx.cap = NUM_TERMS + 1
@@ -94,7 +107,12 @@ def as_rationals(name: str, values: Any) -> list[Fraction]:
 def as_rational(name: str, value: Any) -> Fraction:
     """Return the exact value of one number, as `as_rationals` does."""
     try:
-        exact = Fraction(value.item() if isinstance(value, np.generic) else value)
+        number = value.item() if isinstance(value, np.generic) else value
+        # decimals with exponents of millions would take seconds
+        if isinstance(number, (str, Decimal)) and "/" not in str(number):
+            if not math.isfinite(float(number)) or (float(number) == 0.0 and not _is_zero(number)):
+                raise OverflowError
+        exact = Fraction(number)
         float(exact)  # raises OverflowError for what is far beyond float64
     except (ValueError, OverflowError, ZeroDivisionError):
         raise ValueError(
@@ -106,6 +124,11 @@ def as_rational(name: str, value: Any) -> Fraction:
             f"got {short_repr(value)}."
         ) from None
     return exact
+
+
+def _is_zero(number: Any) -> bool:
+    """Return whether a decimal, or a text of one, is exactly 0."""
+    return Decimal(number).is_zero()
 
 
 def ball_of(value: Fraction) -> Ball:
@@ -126,14 +149,14 @@ def floats_below(balls: list[Ball]) -> FloatArray:
 def floats_above(balls: list[Ball]) -> FloatArray:
     """Return the upper ends of balls, rounded up to float64, (n,)."""
     with working_precision(_ROUNDING_BITS):
-        return np.array([-_float_below(-ball) for ball in balls])
+        return np.array([-_float_below(-ball) + 0.0 for ball in balls])  # + 0.0: not -0.0
 
 
 def _float_below(ball: Ball) -> float:
     """Return a float64 that is at most the lower end of a ball."""
-    if ball.is_nan():
-        return -math.inf
     end = ball.lower()
+    if ball.is_nan() or end.is_nan():
+        return -math.inf
     value = float(end)
     while not type(ball)(value) <= end:  # the conversion rounds to the nearest float64
         value = math.nextafter(value, -math.inf)
@@ -156,8 +179,3 @@ def _as_integers(ball: Ball) -> tuple[Any, Any]:
     """Return what the pickle of a ball consists of: a function, and its arguments."""
     ends = (ball.mid().man_exp(), ball.rad().man_exp())
     return ball_from_integers, tuple((int(mantissa), int(exponent)) for mantissa, exponent in ends)
-
-
-def make_balls_picklable() -> None:
-    """Let balls be sent to the processes of an executor, which python-flint does not provide."""
-    copyreg.pickle(import_flint().arb, _as_integers)

@@ -200,6 +200,11 @@ def as_problems(
         takes_distinct=True,
     )
     require_digits(inputs)
+    for row in q_rows:
+        if min(row) < 0:  # a negative number may be rounded to 0
+            raise ValueError(f"`q` must be at least 0, got {float(min(row))}.")
+    if inputs.scheme.independent:  # as in exact_bias, rounding may have left a little more than 1
+        q_rows = [[min(prob, Fraction(1)) for prob in row] for row in q_rows]
     problems = [
         Problem(
             logits=row,
@@ -257,6 +262,8 @@ def _certified(problem: Problem, digits: int, executor: Executor | None) -> Cert
 def bias_balls(problem: Problem, bits: int, executor: Executor | None = None) -> BiasBalls:
     """Return the bias of one example in balls; the integral has an error of about 2^-bits."""
     precision = bits + _SPARE_BITS + problem.num_sampled.bit_length()
+    # exp(o) of a logit o loses the bits of its integer part
+    precision += int(max(problem.logits) - min(problem.logits)).bit_length()
     with working_precision(precision):
         probs = softmax_balls(problem.logits)
     expected = _expected(problem, probs, bits, precision, executor)
@@ -268,6 +275,12 @@ def bias_balls(problem: Problem, bits: int, executor: Executor | None = None) ->
 
     with working_precision(precision):
         bias = [mean - p for mean, p in zip(expected.probs, probs, strict=True)]
+        total = sum(bias[1:], start=bias[0])
+        if not total.contains(0):
+            raise ArithmeticError(
+                "the certified bias does not sum to 0, so that it cannot be right; please report "
+                f"this with the input: {problem}."
+            )
         l1 = sum((abs(b) for b in bias), start=0 * probs[0])
         return BiasBalls(bias=bias, probs=probs, loss_bias=expected.loss_bias, l1=l1)
 

@@ -31,16 +31,18 @@ from typing import Any
 
 from samplesoft._executors import run_tasks
 from samplesoft._jit import chunks
+from samplesoft._memory import require_bytes
 from samplesoft.bias.certified.balls import (
     NUM_TERMS,
     Ball,
     BallOrSeries,
-    make_balls_picklable,
     working_precision,
 )
 
 _MAX_SECONDS = 3600.0  # longest estimated time on one core
 _SECONDS_PER_DECAY = 1.5e-6  # for one exponential and its sums, at some hundred bits
+_SECONDS_PER_NODE = 20e-6
+_BYTES_PER_NODE = 1200
 _BITS_OF_DOUBLE_TIME = 512  # bits at which that takes twice as long
 _GROUPS_PER_TASK = 256
 _LOG_2 = math.log(2.0)
@@ -232,7 +234,6 @@ def means_over_draws(
 
     The rule has a relative error of about 2^-bits, and `precision` bits are computed with.
     """
-    make_balls_picklable()
     parts = [groups[part] for part in chunks(len(groups), _GROUPS_PER_TASK)]
 
     with working_precision(precision) as flint:
@@ -359,19 +360,30 @@ def _lower_end(draws: Draws, groups: list[Group]) -> Ball:
 
 def _require_time(num_groups: int, num_nodes: int, bits: int) -> None:
     """Raise ValueError if the sums over classes and nodes would take more than an hour."""
-    seconds = (
-        2.0 * num_groups * num_nodes * _SECONDS_PER_DECAY * (1.0 + bits / _BITS_OF_DOUBLE_TIME)
-    )
+    per_node = 2.0 * num_groups * _SECONDS_PER_DECAY + _SECONDS_PER_NODE
+    seconds = num_nodes * per_node * (1.0 + bits / _BITS_OF_DOUBLE_TIME)
     if seconds > _MAX_SECONDS:
         raise ValueError(
             f"`logits` must allow a certificate within an hour, got {num_groups:,} different "
-            f"classes with {num_nodes:,} nodes at {bits} bits: about {seconds / 3600.0:,.1f} hours "
-            "on one core; take fewer classes or digits, or exact_bias."
+            f"classes with {num_nodes:.3g} nodes at {bits} bits: about {seconds / 3600.0:.3g} "
+            "hours on one core; take fewer classes or digits, or exact_bias."
         )
+    require_bytes(
+        f"{num_nodes:,} nodes", num_nodes * _BYTES_PER_NODE, "take fewer digits, or exact_bias"
+    )
 
 
 def _coefficients(series: Any) -> list[Ball]:
-    """Return the coefficients of 1, v, ..., v^J of a power series."""
+    """Return the coefficients of 1, v, ..., v^J of a power series.
+
+    Those that python-flint leaves out are 0. It would cut the series itself if another thread
+    changed its global number of terms.
+    """
+    if series.prec <= NUM_TERMS:
+        raise RuntimeError(
+            "python-flint's ctx.cap was changed during a certified computation; call it again when "
+            "no other thread changes it."
+        )
     coefficients = list(series.coeffs())
     zero = 0 * coefficients[0]
     return coefficients + [zero] * (NUM_TERMS + 1 - len(coefficients))

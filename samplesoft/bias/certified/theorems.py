@@ -347,6 +347,9 @@ def certified_theorem2(
             f"{short_repr(estimates)}; an estimate of 0 is a class that is never drawn."
         )
 
+    if given is not None and sum(given[j] for j in negatives) == 0:
+        raise ValueError("`estimates` of the negatives must not sum to 0: they define no proposal.")
+
     def sides(bits: int) -> _Sides:
         with working_precision(bits):
             x = [ball_of(cosines[j]) for j in negatives]

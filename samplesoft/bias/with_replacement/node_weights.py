@@ -186,7 +186,7 @@ def log_accepted_transform(draws: Draws, log_theta: FloatArray) -> FloatArray:
     or more, log1p((1 - q_t) expm1(log theta)) is computed instead.
     """
     with np.errstate(divide="ignore"):
-        far = np.logaddexp(np.log(draws.label_draw_prob), np.log(draws.other_draw_prob) + log_theta)
+        far = np.logaddexp(_log_label_draw_prob(draws), np.log(draws.other_draw_prob) + log_theta)
         return np.where(
             log_theta < -0.5, far, np.log1p(draws.other_draw_prob * np.expm1(log_theta))
         )
@@ -273,11 +273,17 @@ def none_accepted_error(draws: Draws) -> float:
 
 
 def _log_prob_none_accepted(draws: Draws) -> float:
-    """Return the log of q_t**m, the probability that all draws are the label.
+    """Return the log of q_t**m, the probability that all draws are the label."""
+    return draws.num_draws * _log_label_draw_prob(draws)
 
-    log q_t loses digits where q_t is near 1. For q_t > 1/2 it is computed as log1p(-(1 - q_t)).
+
+def _log_label_draw_prob(draws: Draws) -> float:
+    """Return log q_t, the log of the probability that one draw is the label.
+
+    The naive log q_t loses the digits of 1 - q_t where q_t is near 1, and m draws multiply the
+    loss. For q_t > 1/2 it is log1p(-(1 - q_t)), where 1 - q_t is a sum without the label.
     """
     with np.errstate(divide="ignore"):
         if draws.label_draw_prob > 0.5:
-            return draws.num_draws * float(np.log1p(-draws.other_draw_prob))
-        return draws.num_draws * float(np.log(draws.label_draw_prob))
+            return float(np.log1p(-draws.other_draw_prob))
+        return float(np.log(draws.label_draw_prob))
