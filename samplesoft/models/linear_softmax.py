@@ -42,6 +42,7 @@ from samplesoft.models.linear import (
     select_rows,
     uniform_weights,
 )
+from samplesoft.models.pair_weights import PairWeights
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.models.softmax_settings import SoftmaxSettings
 from samplesoft.samplers.base import Rows
@@ -246,6 +247,9 @@ class LinearSoftmax:
         Layer with the class vectors, the loss and the sampler.
     sampler_seed : int
         Seed of the sampler; only in a model with an `embedding_dim`.
+    pair_weights : PairWeights or None
+        Weights of pairs of a feature and a class. `scores` and `top_k` add them to the scores;
+        `step` neither uses nor changes them.
 
     Raises
     ------
@@ -271,6 +275,7 @@ class LinearSoftmax:
 
     embedding: Linear
     softmax: SoftmaxLayer
+    pair_weights: PairWeights | None = None
 
     def __init__(
         self,
@@ -482,6 +487,9 @@ class LinearSoftmax:
         k = checked_k(k, self.num_classes)
         excluded = checked_leave_out(leave_out, (x.shape[0], self.num_classes))
 
+        if self.pair_weights is not None:
+            return self._top_k_of_all_scores(x, k, excluded)
+
         best = []
         for chunk in chunks(x.shape[0], self._chunk_rows):
             excluded_chunk = None if excluded is None else excluded[chunk]
@@ -504,6 +512,21 @@ class LinearSoftmax:
 
         ids, scores = (np.concatenate(arrays) for arrays in zip(*best, strict=True))
         return ids, scores
+
+    def _top_k_of_all_scores(self, x: Any, k: int, leave_out: Any) -> tuple[IntArray, Rows]:
+        """Return the result of `top_k`, found in the matrix of all scores of a chunk of inputs."""
+        ids = np.empty((x.shape[0], k), np.int64)
+        best = np.empty((x.shape[0], k), self.dtype)
+        for chunk, scores in self.scores(x, leave_out=leave_out):
+            _raise_unless_finite(scores, chunk.start, leave_out is not None)
+            # the k-th largest score of each input; others with the same score may come before it
+            bounds = np.partition(scores, -k, axis=1)[:, -k]
+            for b, row in enumerate(scores):
+                candidates = np.flatnonzero(row >= bounds[b])
+                order = np.argsort(-row[candidates], kind="stable")[:k]
+                ids[chunk.start + b] = candidates[order]
+                best[chunk.start + b] = row[candidates[order]]
+        return ids, best
 
     def scores(self, x: Any, *, leave_out: Any = None) -> Iterator[tuple[slice, Rows]]:
         """Yield the scores of all classes, for one chunk of the inputs at a time.
@@ -538,6 +561,8 @@ class LinearSoftmax:
                 h, vectors = self._contexts_and_vectors(inputs, rows)
                 # multiply the contexts by tau, because they have fewer values than the scores
                 scores = times_tau(h, layer.loss.tau) @ vectors.T
+            if self.pair_weights is not None:
+                self.pair_weights.add_to(scores, inputs)
 
             if excluded is not None:
                 # with score -inf, excluded classes are last in a ranking, and have probability 0
@@ -582,6 +607,17 @@ class LinearSoftmax:
         with ignore_overflow():
             kept_inputs.data /= x.dtype.type(1.0 - rate)
         return kept_inputs
+
+
+def _raise_unless_finite(scores: Rows, first_row: int, has_excluded: bool) -> None:
+    """Raise ValueError unless scores (B, n) are finite; excluded ones may be -inf."""
+    is_finite = scores < np.inf if has_excluded else np.isfinite(scores)
+    if not is_finite.all():
+        row = int(np.argmin(is_finite.all(axis=1)))
+        raise ValueError(
+            f"the best scores must be finite, got {scores[row].max()} for row {first_row + row} of "
+            "`x`; bring inputs to the scale of those that the model was trained on."
+        )
 
 
 def select_entries(matrix: Any, kept: NDArray[np.bool_]) -> sparse.csr_array:
