@@ -76,9 +76,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     """Linear softmax classifier for very many classes, trained by sampled softmax.
 
     The score of class j is ``tau * (x @ U + u) . c_j``. By default the embedding ``x @ U + u`` and
-    the class vector ``c_j`` are divided by their norms. The cost of a training step depends on the
-    nonzero inputs of the batch, its labels and the sampled classes, but not on the number n of
-    classes.
+    the class vector ``c_j`` are divided by their norms. If that is better on held-out examples, a
+    weight of each pair of a feature in x and the class is added; see `pair_weights`. The cost of a
+    training step depends on the nonzero inputs of the batch, its labels and the sampled classes,
+    but not on the number n of classes.
 
     Parameters
     ----------
@@ -190,6 +191,14 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         are at least 32 of them, they also determine `tau` and `max_iter`, where these are not
         given; see Notes. With False, probabilities are the softmax of the scores, all epochs use
         all examples, and `tau` and `max_iter` have fixed defaults.
+    pair_weights : bool
+        Add to each score a bias of the class, and a weight for each feature of the input and this
+        class, if they improve the loss or the precision at 1 on held-out examples. They are tried
+        only in a trial run (see Notes), for sparse inputs, and if all n v weights fit in 256 MiB in
+        training; most of them are 0, and are not stored. They help where a few words determine the
+        labels. Such scores are no longer inner products of vectors: take False for an index of
+        vectors. `partial_fit`, and `fit` with `warm_start`, leave the weights as they are, and a
+        model that was never in a trial run has none; ``model_.pair_weights`` is then None.
     class_weight : dict, "balanced" or None
         Weights of classes. The weight of an example is the mean of the weights of its labels, times
         its `sample_weight` in `fit`. Examples whose labels all have weight 0 are not used in
@@ -202,9 +211,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         threads. Otherwise there are products of dense matrices, whose last bits may depend on the
         number of BLAS threads, except inside
         ``with threadpoolctl.threadpool_limits(1, "blas"):``. Dense inputs and the same inputs as a
-        sparse matrix use the same draws, so that their models differ only by rounding. There are
-        larger differences with `dropout`, or if the sampler uses class vectors, because rounding
-        then changes draws.
+        sparse matrix use the same draws, so that their models differ only by rounding, and by
+        `pair_weights`, which only sparse inputs have. There are larger differences with `dropout`,
+        or if the sampler uses class vectors, because rounding then changes draws.
     verbose : bool
         Show loss and validation score on stderr: a progress bar on a terminal, else one line per
         epoch.
@@ -218,7 +227,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         uint64, else objects. Text becomes objects if a label has more than 256 characters, because
         NumPy would pad all labels to its length.
     model_ : LinearSoftmax
-        The model: input embedding and softmax layer.
+        The model: input embedding, softmax layer, and ``pair_weights``, which may be None.
     n_features_in_ : int
         Number v of input columns.
     feature_names_in_ : ndarray of object, shape (v,)
@@ -282,6 +291,15 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     held-out examples; the learning rate falls with the square root of the epochs, because the end
     is not known. With `max_iter`, held-out examples are left out of the first half of the epochs.
     Measurements are in docs/benchmarks.md, section "Epochs and temperature of the classifier".
+
+    **Pair weights.** In a trial run, a linear model of the full softmax, with a weight for each
+    pair of a feature and a class, is trained by four passes of stochastic gradient descent over the
+    examples that are not held out. If the sum of both models' scores has a lower loss or a higher
+    precision at 1 on the held-out examples than those of the embedding alone, the linear model
+    makes a pass over the held-out examples, and is kept. Before losses are compared, scores are
+    multiplied by the best factor. The linear model is not tried if it would take more than about
+    half of the time of the fit. Measurements are in docs/benchmarks.md, section "Pair weights of
+    the classifier".
 
     **Automatic choice.** With ``"auto"``, `fit` first trains a pilot model for a tenth of its steps
     (100 to 1000) with 100 draws by counts. `samplesoft.tune` measures settings on the vectors of
@@ -349,6 +367,7 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
     tol: float = 1e-4
     average: bool = True
     calibrate: bool = True
+    pair_weights: bool = True
     class_weight: Any = None
     warm_start: bool = False
     random_state: Any = None
@@ -500,6 +519,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train the model by one step on a batch of examples.
+
+        Steps neither use nor change `pair_weights`: a model of `partial_fit` alone has none, and
+        after a `fit` they remain as they are.
 
         Parameters
         ----------
@@ -690,7 +712,8 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         """Return the embeddings of inputs, which are the context vectors of the softmax.
 
         Scores are inner products of these embeddings with the rows of ``model_.class_vectors()``,
-        times ``model_.settings.tau``. So a maximum-inner-product index of these rows, such as
+        times ``model_.settings.tau``, unless the model has `pair_weights`, which are added. Without
+        them a maximum-inner-product index of these rows, such as
         ``IndexFlatIP`` of FAISS or ``space="ip"`` of hnswlib, finds the labels of `predict_topk`.
 
         Parameters

@@ -33,6 +33,8 @@ _PATIENCE_AT_END = 1
 # factors by which tau may change after an epoch
 FACTORS = 2.0 ** (np.arange(-4, 5) / 8.0)
 _UNCHANGED = 4  # index of the factor 1
+# factors by which scores may be multiplied before losses of two kinds of scores are compared
+_SCALES = 2.0 ** (np.arange(-8, 3) / 4.0)
 _PENALTY = 5.0  # penalty of a change of log(tau) by 1, in nats
 # Least number of examples whose mean loss shows whether training still improves the model. With
 # fewer held-out examples, the number of epochs and tau are fixed.
@@ -95,6 +97,36 @@ def held_out_loss(model: LinearSoftmax, examples: Examples) -> HeldOutLoss:
     penalties = _PENALTY * np.log(FACTORS) ** 2 / len(losses)
     best = int(np.argmin(means + penalties))
     return HeldOutLoss(loss=float(means[_UNCHANGED]), best_factor=float(FACTORS[best]))
+
+
+def scores_in_fixed_order(model: LinearSoftmax, X: Any) -> Rows:
+    """Return the scores (N, n) of inputs, whose bits do not depend on the number of threads.
+
+    The model must have an embedding, and its loss must be a softmax of inner products.
+    """
+    contexts = times_tau(model.embed(X.astype(model.dtype, copy=False)), model.softmax.loss.tau)
+    vectors = model.class_vectors()
+    padded = np.empty((len(contexts), round_up_to_8(len(vectors))), contexts.dtype)
+    _write_scores(contexts, vectors, padded)
+    scores = np.ascontiguousarray(padded[:, : len(vectors)])
+    if model.pair_weights is not None:
+        model.pair_weights.add_to(scores, X)
+    return scores
+
+
+def loss_of_scores(scores: Rows, labels: Any, weights: FloatArray, masks: bool) -> float:
+    """Return the loss of scores (N, n), in nats, after they are multiplied by the best factor.
+
+    The loss is the weighted mean of the full softmax loss, and of several labels of an example the
+    mean. The factor is from 1/4 to 1.4. `masks` says whether the negatives of a label exclude the
+    other labels.
+    """
+    targets = checked_targets(labels, *scores.shape)
+    starts = np.append(targets.offsets(), len(targets.labels))
+    losses = np.empty((len(scores), len(_SCALES)))
+    _write_losses_of_scores(scores.copy(), starts, targets.labels, masks, _SCALES, losses)
+    weights = scale_by_power_of_two(weights)
+    return float((weights @ losses).min() / weights.sum())
 
 
 def num_watched(num_held_out: int, num_training: int, num_classes: int, cost: float) -> int:
@@ -239,34 +271,77 @@ def _write_losses(
     for k in range(len(losses)):
         i = first + k
         products(vectors, 0, n, contexts, i, -1, scores, 0)
+        labels = label_ids[starts[i] : starts[i + 1]]
+        _write_losses_of_row(row[:n], labels, masks_other_labels, factors, block, losses[k])
 
-        # subtract the largest score, so that no exponential overflows
-        largest = row[0]
-        for j in range(1, n):
-            largest = max(largest, row[j])
-        for j in range(n):
-            row[j] -= largest
 
-        label_scores = row[label_ids[starts[i] : starts[i + 1]]].astype(np.float64)
-        if masks_other_labels:
-            row[label_ids[starts[i] : starts[i + 1]]] = -np.inf
+@njit
+def _write_scores(contexts: Rows, vectors: Rows, scores: Rows) -> None:
+    """Write the inner products of contexts (N, d) and vectors (n, d) to ``scores[:, :n]``.
 
-        for f in range(len(factors)):
-            factor = row.dtype.type(factors[f])
-            total = 0.0
-            for start in range(0, n, _BLOCK):
-                size = min(_BLOCK, n - start)
-                for j in range(size):
-                    block[j] = factor * row[start + j]
-                replace_by_exp(block, size)
-                for j in range(size):
-                    total += block[j]
+    `scores` has n columns, rounded up to a multiple of 8.
+    """
+    for i in range(len(contexts)):
+        products(vectors, 0, len(vectors), contexts, i, -1, scores, i)
 
-            loss = 0.0
-            for score in label_scores:
-                # log(total / exp(factor * score)), or with exp(factor * score) added to the total
-                log_ratio = np.log(total) - factors[f] * score
-                if masks_other_labels:
-                    log_ratio = max(log_ratio, 0.0) + np.log1p(np.exp(-abs(log_ratio)))
-                loss += log_ratio
-            losses[k, f] = loss / len(label_scores)
+
+@njit
+def _write_losses_of_scores(
+    scores: Rows,
+    starts: IntArray,
+    label_ids: IntArray,
+    masks_other_labels: bool,
+    factors: FloatArray,
+    losses: FloatArray,
+) -> None:
+    """Write the losses (N, factors) of examples with the given scores (N, n), which change."""
+    block = np.empty(_BLOCK, scores.dtype)
+    for i in range(len(losses)):
+        labels = label_ids[starts[i] : starts[i + 1]]
+        _write_losses_of_row(scores[i], labels, masks_other_labels, factors, block, losses[i])
+
+
+@njit
+def _write_losses_of_row(
+    row: Rows,
+    labels: IntArray,
+    masks_other_labels: bool,
+    factors: FloatArray,
+    block: Rows,
+    losses: FloatArray,
+) -> None:
+    """Write the losses of an example with the scores `row` (n,), times each factor, to `losses`.
+
+    The scores are changed. `block` is a workspace.
+    """
+    n = len(row)
+    # subtract the largest score, so that no exponential overflows
+    largest = row[0]
+    for j in range(1, n):
+        largest = max(largest, row[j])
+    for j in range(n):
+        row[j] -= largest
+
+    label_scores = row[labels].astype(np.float64)
+    if masks_other_labels:
+        row[labels] = -np.inf
+
+    for f in range(len(factors)):
+        factor = row.dtype.type(factors[f])
+        total = 0.0
+        for start in range(0, n, _BLOCK):
+            size = min(_BLOCK, n - start)
+            for j in range(size):
+                block[j] = factor * row[start + j]
+            replace_by_exp(block, size)
+            for j in range(size):
+                total += block[j]
+
+        loss = 0.0
+        for score in label_scores:
+            # log(total / exp(factor * score)), or with exp(factor * score) added to the total
+            log_ratio = np.log(total) - factors[f] * score
+            if masks_other_labels:
+                log_ratio = max(log_ratio, 0.0) + np.log1p(np.exp(-abs(log_ratio)))
+            loss += log_ratio
+        losses[f] = loss / len(label_scores)

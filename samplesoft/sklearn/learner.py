@@ -16,10 +16,17 @@ from samplesoft._validation import FloatArray, IntArray, scale_by_power_of_two
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES
 from samplesoft.models.linear_softmax import LinearSoftmaxSettings
+from samplesoft.models.pair_weights import PairWeightsTrainer
 from samplesoft.optimizers.registry import make_optimizer
 from samplesoft.samplers.base import Rows
 from samplesoft.sklearn.calibration import Calibration, LogisticCalibration, SoftmaxCalibration
-from samplesoft.sklearn.held_out import MIN_WATCHED, Watch, num_watched
+from samplesoft.sklearn.held_out import (
+    MIN_WATCHED,
+    Watch,
+    loss_of_scores,
+    num_watched,
+    scores_in_fixed_order,
+)
 from samplesoft.sklearn.labels import LabelCodec, example_weights
 from samplesoft.sklearn.parameters import fit_settings, linear_softmax_parameters
 from samplesoft.training.callbacks import (
@@ -32,6 +39,7 @@ from samplesoft.training.callbacks import (
     with_averages,
 )
 from samplesoft.training.linear_task import (
+    PAIRS,
     Examples,
     LinearTask,
     divergence_as_value_error,
@@ -46,7 +54,7 @@ from samplesoft.training.resolved import (
     step_cost,
 )
 from samplesoft.training.schedules import ENDLESS, INITIAL_ACCUMULATOR
-from samplesoft.training.task import NUM_EXAMPLES
+from samplesoft.training.task import NUM_EXAMPLES, derive_seed
 from samplesoft.tuning.pilot import PILOT_SETTINGS, choose_settings, num_pilot_steps
 
 _MAX_CALIBRATION_EXAMPLES = 1000  # max number of examples for calibration
@@ -56,6 +64,13 @@ _MAX_CALIBRATION_SCORES = 1 << 24  # max number of scores (examples times classe
 # beginning would take longer for a small gain.
 _MAX_UNSEEN = 0.05
 _MAX_CHUNK_ENTRIES = 1 << 16  # max number of input entries in a chunk
+# Passes over the training examples in which pair weights are trained, before one pass over the
+# held-out examples.
+_PAIR_PASSES = 4
+_MAX_PAIR_WEIGHTS = 1 << 26  # of all pairs, which take 256 MiB in training
+# Max number of pairs of an example's features and a class, for each unit of the cost of a step:
+# training pair weights then takes at most about half of the time of the fit without them.
+_MAX_PAIRS_PER_COST = 128
 
 
 class ClassifierTask(LinearTask):
@@ -98,7 +113,8 @@ class ClassifierTask(LinearTask):
     def restarted(self) -> ClassifierTask:
         """Return a new task with the initial parameters of this one.
 
-        It has the tau, which may have changed, and the calibration of this one, but no examples.
+        It has the tau, which may have changed, the calibration and the pair weights of this one,
+        but no examples.
         """
         task = ClassifierTask(
             codec=self.codec,
@@ -111,6 +127,7 @@ class ClassifierTask(LinearTask):
         )
         task.calibrated = self.calibrated
         task.row_norm = self.row_norm
+        task.model.pair_weights = self.model.pair_weights
         return task
 
     def split_for_validation(self, rows: IntArray, fraction: float) -> tuple[IntArray, IntArray]:
@@ -151,12 +168,7 @@ class ClassifierTask(LinearTask):
 
     def precision_at_1(self, X: Any, codes: Any, weights: FloatArray) -> float:
         """Return the weighted fraction of examples whose best class is among their labels."""
-        best = self.model.top_k(X, 1)[0][:, 0]
-        if isinstance(codes, np.ndarray):
-            is_correct = best == codes
-        else:
-            is_correct = codes[np.arange(len(best)), best]
-        return float(np.average(is_correct, weights=scale_by_power_of_two(weights)))
+        return _fraction_correct(self.model.top_k(X, 1)[0][:, 0], codes, weights)
 
     @property
     def calibration(self) -> Calibration:
@@ -201,6 +213,48 @@ class ClassifierTask(LinearTask):
             # the result stays close to the current calibration if there are few examples
             self.calibrated = self.calibration.fitted(scores, labels, weights[subset])
 
+    def add_pair_weights(
+        self, calibration_rows: IntArray, verbose: bool
+    ) -> PairWeightsTrainer | None:
+        """Train pair weights on the examples in use, and add them to the model if they are better.
+
+        They are better if they improve the loss or the precision at 1 on a random subset of
+        `calibration_rows`, on which nothing was trained. The loss is that after the scores are
+        multiplied by the best factor, because the sum of two kinds of scores is too confident.
+        Returns the trainer if the model has the weights, else None.
+        """
+        num_classes = len(self.codec.classes)
+        trainer = PairWeightsTrainer(*self.data, num_classes, self.row_norm)
+        for index in range(_PAIR_PASSES):
+            self.run_pair_weights(trainer, self.rows, index)
+
+        subset = self.random_subset(calibration_rows, self._max_calibration_examples())
+        X, labels, weights = self.data.rows(subset)
+        results = []
+        for pair_weights in (None, trainer.result()):
+            self.model.pair_weights = pair_weights
+            scores = scores_in_fixed_order(self.model, X)
+            loss = loss_of_scores(scores, labels, weights, self.model.settings.mask_other_labels)
+            results.append((loss, _fraction_correct(scores.argmax(axis=1), labels, weights)))
+
+        (loss, precision), (new_loss, new_precision) = results
+        is_better = new_loss < loss or new_precision > precision
+        report_line(
+            verbose,
+            f"pair weights {'added' if is_better else 'left out'}: with them the held-out loss is "
+            f"{new_loss:.4f}, not {loss:.4f}, and the precision {new_precision:.4f}, not "
+            f"{precision:.4f}",
+        )
+        if not is_better:
+            self.model.pair_weights = None
+            return None
+        return trainer
+
+    def run_pair_weights(self, trainer: PairWeightsTrainer, rows: IntArray, index: int) -> None:
+        """Train pair weights by a pass over the examples `rows`, in the order of pass `index`."""
+        rng = np.random.default_rng(derive_seed(self.seed, PAIRS, index))
+        trainer.run(rng.permutation(rows))
+
     def indices_with_seen_labels(self, codes: Any) -> IntArray:
         """Return the sorted indices of the examples whose labels are all classes."""
         n = len(self.codec.classes)  # the number of classes is the code of unseen labels
@@ -216,6 +270,12 @@ class ClassifierTask(LinearTask):
         """Return the max number of calibration examples; it is smaller for very many classes."""
         fitting = max(1, _MAX_CALIBRATION_SCORES // len(self.codec.classes))
         return min(_MAX_CALIBRATION_EXAMPLES, fitting)
+
+
+def _fraction_correct(best: IntArray, codes: Any, weights: FloatArray) -> float:
+    """Return the weighted fraction of examples of which the class `best` is a label."""
+    is_correct = best == codes if codes.ndim == 1 else codes[np.arange(len(best)), best]
+    return float(np.average(is_correct, weights=scale_by_power_of_two(weights)))
 
 
 class Calibrate(Callback):
@@ -348,6 +408,11 @@ def train(
     has_trial = chooses_epochs and (
         len(calibration_rows) > _MAX_UNSEEN * len(rows) or _needs_epochs_before(classifier)
     )
+    tries_pair_weights = (
+        classifier.pair_weights
+        and len(calibration_rows) > 0
+        and _may_have_pair_weights(examples.X, len(learner.codec.classes), cost)
+    )
     resolve_for = partial(
         resolve_settings,
         classifier,
@@ -375,7 +440,7 @@ def train(
     held_out_losses = [] if watch is None else watch.losses
     if watch is not None and has_trial:
         with learner.using(examples, rows, classifier.batch_size):
-            _run_trial(classifier, learner, resolved, watch, calibration_rows)
+            _run_trial(classifier, learner, resolved, watch, calibration_rows, tries_pair_weights)
         rows = np.sort(np.concatenate((rows, calibration_rows)))
         calibration_rows = calibration_rows[:0]
         resolved = resolve_for(len(rows), epochs=watch.num_epochs)
@@ -432,10 +497,12 @@ def _run_trial(
     resolved: Resolved,
     watch: Watch,
     calibration_rows: IntArray,
+    tries_pair_weights: bool,
 ) -> None:
     """Train until `watch` has determined tau and the number of epochs, and calibrate the model.
 
-    The learning rate is constant, because the number of epochs is not yet known.
+    The learning rate is constant, because the number of epochs is not yet known. If
+    `tries_pair_weights`, pair weights are trained, too, and the model gets them if they are better.
     """
     learner.optimizer.learning_rate = resolved.learning_rate
     average = Average(learner.parameters) if classifier.average else None
@@ -455,8 +522,29 @@ def _run_trial(
         ),
         guard=divergence_as_value_error,
     )
-    if len(calibration_rows):
-        learner.calibrate(*learner.data, calibration_rows)
+    if not len(calibration_rows):
+        return
+
+    trainer = None
+    if tries_pair_weights:
+        trainer = learner.add_pair_weights(calibration_rows, bool(classifier.verbose))
+    learner.calibrate(*learner.data, calibration_rows)
+    if trainer is not None:
+        learner.run_pair_weights(trainer, calibration_rows, _PAIR_PASSES)
+        learner.model.pair_weights = trainer.result()
+
+
+def _may_have_pair_weights(X: Any, num_classes: int, cost: float) -> bool:
+    """Return whether inputs are sparse, and pair weights not too many or too slow to train.
+
+    `cost` is the cost of training on one example.
+    """
+    if isinstance(X, np.ndarray) or num_classes < 2:
+        return False
+    return (
+        X.shape[1] * num_classes <= _MAX_PAIR_WEIGHTS
+        and _entries_each(X) * num_classes <= _MAX_PAIRS_PER_COST * cost
+    )
 
 
 def _make_callbacks(

@@ -38,7 +38,7 @@ def check_parameters(classifier: Any) -> None:
     if fraction >= 1.0:
         raise ValueError(f"`validation_fraction` must be less than 1, got {fraction}.")
 
-    for name in ("average", "calibrate", "early_stopping", "warm_start"):
+    for name in ("average", "calibrate", "early_stopping", "pair_weights", "warm_start"):
         as_flag(name, getattr(classifier, name))
 
     loss_names = [name for name, spec in LOSSES.items() if spec.classifier]

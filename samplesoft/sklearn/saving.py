@@ -26,6 +26,7 @@ from samplesoft.training.trained import (
     classes_to_store,
     linear_softmax_config,
     stored_classes,
+    stored_pair_weights,
 )
 
 _T = TypeVar("_T")
@@ -97,6 +98,7 @@ def write_classifier(path: str | Path, classifier: Any) -> None:
         "parameters": model.parameters,
         "optimizer": learner.optimizer.state(),
         "state": model.state(),
+        "pair_weights": {} if model.pair_weights is None else model.pair_weights.arrays(),
     }
     arrays = {**classes, "counts": learner.counts, **with_prefixes(array_groups, "/")}
     write_checkpoint(path, Checkpoint(plain(config), plain(values), arrays))
@@ -134,6 +136,7 @@ def read_classifier(path: str | Path, make: type[_T]) -> tuple[_T, ClassifierTas
         learner.model.softmax.refresh()
         learner.model.load_state(array_group("state", arrays))
         learner.optimizer.load_state(array_group("optimizer", arrays))
+        learner.model.pair_weights = stored_pair_weights(arrays, learner.model)
 
         vars(learner).update(
             {attribute: learner_values[name] for name, attribute in _LEARNER_FIELDS.items()}

@@ -29,7 +29,7 @@ from samplesoft.training.fused import (
 from samplesoft.training.task import Task, derive_seed
 
 # first elements of the paths in `derive_seed`: one random stream for each purpose
-_MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT = range(6)
+_MODEL, _ORDER, _STEP, _SPLIT, _LABELS, _DROPOUT, PAIRS = range(7)
 # input entries that are prepared at a time; each takes about 60 bytes
 _CHUNK_ENTRIES = 1 << 17
 # a selection of all examples is copied if it has at most this number of input values

@@ -28,6 +28,7 @@ from samplesoft.models.linear_softmax import (
     LinearSoftmaxSettings,
     select_entries,
 )
+from samplesoft.models.pair_weights import PairWeights
 from samplesoft.models.softmax_layer import SoftmaxLayer
 from samplesoft.samplers.base import Rows
 from samplesoft.training.checkpoint import Arrays, array_group, copy_arrays, open_checkpoint
@@ -160,6 +161,7 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             shape = model.parameters["softmax.weights"].shape
             parameters = {name: array.reshape(shape) for name, array in parameters.items()}
         copy_arrays(path, parameters, model.parameters)
+        model.pair_weights = stored_pair_weights(arrays, model)
 
         return TrainedLinearSoftmax(
             model,
@@ -170,6 +172,14 @@ def read_linear_softmax(path: str | Path) -> TrainedLinearSoftmax:
             description["absolute"],
             values["step"] if "step" in values else values["learner"]["num_steps"],
         )
+
+
+def stored_pair_weights(arrays: Arrays, model: LinearSoftmax) -> PairWeights | None:
+    """Return the pair weights of a checkpoint, or None if it has none."""
+    group = array_group("pair_weights", arrays)
+    if not group:
+        return None
+    return PairWeights.from_arrays(group, model.num_inputs, model.num_classes)
 
 
 def classes_to_store(classes: NDArray[Any]) -> tuple[dict[str, Any], Arrays]:
