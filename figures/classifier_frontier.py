@@ -7,7 +7,8 @@ examples is held out, at most 20,000, at most 200,000 are for training, and test
 inputs of a training example are left out. The sets "other half" and "glyphs" were not looked at
 before they were first run; the default of 1,000 draws for several labels is of after that run. The
 committed rows are of one run, but for the defaults on the five sets with more than 20,000 examples,
-which were trained again with a later rule for their epochs.
+which were trained again with a later rule for their epochs, and on the six sets on which pair
+weights are tried.
 
 - digits, USPS: pixels of a picture, and the digit, 10 classes;
 - Bibtex: the words of a text, and its labels;

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+import pickle
 import random
+import subprocess
 import sys
 import threading
 import types
@@ -10,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +152,74 @@ def test_the_rule_has_the_error_that_is_claimed():
     assert 0.4 < used
 
 
+def mixture(v):
+    """Return the mean of exp(-v S), for S = 1/2 with probability 1/4 and else 2."""
+    return (v * flint.arb(-0.5)).exp() * flint.arb(0.25) + (v * flint.arb(-2)).exp() * flint.arb(
+        0.75
+    )
+
+
+@pytest.mark.parametrize(("first", "last"), [(-8.0, 2.0), (1.1, 5.0), (0.9, 2.0)])
+def test_what_is_beyond_the_ends_is_in_the_ball(first, last):
+    """Ends at which the sums beyond them are large; without their bounds the truth is outside."""
+    with balls.working_precision(200):
+        step = 0.0625
+        grid = integral.grid_between(step, int(first / step), int(last / step), flint.arb(0.5))
+        values = [mixture(v) for v in grid.nodes]
+        series = integral._coefficients(mixture(flint.arb_series([0, 1])))
+        mean = flint.arb(0.25) / flint.arb(0.5) + flint.arb(0.75) / 2
+        log = flint.arb(0.25) * flint.arb(0.5).log() + flint.arb(0.75) * flint.arb(2).log()
+        of_1 = integral._coefficients((-flint.arb_series([0, 1])).exp())
+        values_of_1 = [(-v).exp() for v in grid.nodes]
+
+        def means(grid, series, of_1):
+            difference = grid.log_part(of_1, values_of_1) - grid.log_part(series, values)
+            return grid.mean_inverse(series, values), difference
+
+        for found, truth in zip(means(grid, series, of_1), (mean, log), strict=True):
+            assert found.overlaps(truth) and found.rad() < 0.5
+        if last < 3.0:
+            cut = replace(grid, right_sum=flint.arb(0))
+            assert not means(cut, series, of_1)[0].overlaps(mean)
+        if first > 0.0:
+            zero = flint.arb(0)
+            inverse, _ = means(grid, [*series[:-1], zero], [*of_1[:-1], zero])
+            assert not inverse.overlaps(mean)
+
+
+@pytest.mark.parametrize("name", ["negatives", "candidate", "reject", "poisson"])
+def test_rounding_alone_is_in_the_ball(name, monkeypatch):
+    """The rule has an error of 2^-300, and the arithmetic some 64 bits."""
+    monkeypatch.setattr("samplesoft.bias.certified.bias._SPARE_BITS", -236)
+    rng = random.Random(name)
+    for _ in range(5):
+        problem = random_problem(rng, name)
+        found = bias_balls(problem, 300)
+        assert has_all(found, problem)
+        assert max(x.rad() for x in found.bias) > 1e-25
+
+
+def test_a_pickle_keeps_a_ball():
+    with balls.working_precision(300):
+        for number in (ball(Fraction(1, 3)), flint.arb(1, "1e-30"), flint.arb(0), -flint.arb.pi()):
+            same = pickle.loads(pickle.dumps(number))
+            assert same.mid() == number.mid() and same.rad() == number.rad()
+
+
+def test_a_rational_is_in_its_ball():
+    with flint.ctx.workprec(53):
+        found = balls.ball_of(Fraction(1, 3))
+    with flint.ctx.workprec(300):
+        assert found.contains(ball(Fraction(1, 3))) and found.rad() > 0
+
+
+def test_digits_that_are_not_certain_are_not_counted():
+    for digits in (5, 20, 100):
+        with flint.ctx.workprec(400):
+            number = flint.arb(1, f"1e-{digits}")
+            assert digits - 2 <= balls.certain_digits(number) <= digits
+
+
 # --- arguments ------------------------------------------------------------------------------------
 
 
@@ -241,6 +313,83 @@ def test_bad_arguments_are_named(change, error, message):
     arguments = dict(zip(names, ORDINARY, strict=True)) | change
     with pytest.raises(error, match=message):
         certified_bias(**arguments)
+
+
+@pytest.mark.parametrize("logits", [[0, 1e100, 1], [1e100, 0, 1], [0, -1e300, 1]])
+@pytest.mark.parametrize("scheme", ["negatives", "masked", "reject", "jackknife"])
+def test_logits_beyond_any_sum_are_refused_or_right(logits, scheme):
+    q = ["0.2", "0.4", "0.4"]
+    try:
+        proved = certified_bias(logits, 0, q, 2, scheme=scheme)
+    except ValueError as error:
+        assert "within an hour" in str(error)
+        return
+    assert proved.digits > 0
+    assert proved.lower.sum() < 1e-14 < 2e-14 + proved.upper.sum()
+
+
+def test_inclusion_above_1_counts_as_1():
+    above = certified_bias([0, 1, -1], 0, ["0.5", "1.00005", "0.5"], 1, scheme="poisson")
+    at_1 = certified_bias([0, 1, -1], 0, ["0.5", "1", "0.5"], 1, scheme="poisson")
+    assert (above.lower == at_1.lower).all()
+
+
+def test_a_negative_number_that_rounds_to_0_is_refused():
+    with pytest.raises(ValueError, match="`q` must be at least 0"):
+        certified_bias([0, 1, 2], 0, [Fraction(-1, 10**400), "0.5", "0.5"], 2)
+
+
+def test_another_number_of_terms_is_noticed(monkeypatch):
+    monkeypatch.setattr(balls, "NUM_TERMS", 3)
+    with pytest.raises(RuntimeError, match=r"ctx\.cap"):
+        certified_bias(*ORDINARY)
+
+
+def test_a_sum_other_than_0_is_noticed(monkeypatch):
+    from samplesoft.bias.certified import bias
+
+    means = bias.means_over_draws
+
+    def wrong(*arguments):
+        found = means(*arguments)
+        return replace(found, inverse=found.inverse + 1)
+
+    monkeypatch.setattr(bias, "means_over_draws", wrong)
+    with pytest.raises(ArithmeticError, match="sum to 0"):
+        certified_bias(*ORDINARY)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_while_another_thread_computes():
+    script = """
+import os, threading
+from samplesoft.bias.certified import balls, certified_bias
+held, end = threading.Event(), threading.Event()
+def hold():
+    with balls.working_precision(64):
+        held.set()
+        end.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    certified_bias([0, 1, 2], 0, ["0.2", "0.4", "0.4"], 3)
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+end.set()
+raise SystemExit(os.waitstatus_to_exitcode(status))
+"""
+    warned = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, "-c", script], timeout=120, env=warned)
+    assert done.returncode == 0
+
+
+def test_processes_of_any_kind_return_balls(monkeypatch):
+    arguments = ([0.0, 1.0, 2.0], 0, ["0.2", "0.4", "0.4"], 3)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        shared = certified_bias(*arguments, executor=executor)
+    assert (shared.lower == certified_bias(*arguments).lower).all()
 
 
 def test_too_many_sets_or_classes_are_refused():
@@ -368,6 +517,11 @@ def test_theorem2_agrees_with_float64():
             np.testing.assert_allclose(claim.value.lower, found.ratio, rtol=1e-12)
         assert printed == {0.99: False, 1.01: True} or gammas[False] > 0.97
 
+        claim = certified_theorem2(cosine, 1, tau=4, nu=2, gamma=0.3, corrected=True)
+        known = theorems.theorem2_corrected(cosine, 1, tau=4.0, nu=2.0, num_features=9, gamma=0.3)
+        np.testing.assert_allclose(claim.lower_bound.lower, known.lower, rtol=1e-12)
+        np.testing.assert_allclose(claim.upper_bound.upper, known.upper, rtol=1e-12)
+
 
 def test_label_bounds_hold_and_a_smaller_one_does_not():
     rng = np.random.default_rng(5)
@@ -377,6 +531,19 @@ def test_label_bounds_hold_and_a_smaller_one_does_not():
         assert claim.holds == (True,)
         bias = samplesoft.exact_bias(logits, label, q, m).bias[label]
         np.testing.assert_allclose(claim.value.upper[0], bias, rtol=1e-9)
+
+        e = np.exp(logits) / np.exp(logits).sum()
+        probs = np.where(np.arange(6) == label, 0.0, q) / (1.0 - q[label])
+        r = np.divide(e, probs, out=np.zeros(6), where=probs > 0.0)
+        a, d, z = e[label], 0.3, probs @ r
+        variance = probs @ (r - z) ** 2
+        skewness = probs @ (r - z) ** 3 / variance
+        lower = a * variance / (m + skewness - variance)
+        upper = a * variance / ((1 - d) * (m + variance / d)) + np.exp(
+            -m * d**2 / (2 * probs @ r**2)
+        )
+        np.testing.assert_allclose(claim.lower_bound.lower[0], lower, rtol=1e-9)
+        np.testing.assert_allclose(claim.upper_bound.upper[0], upper, rtol=1e-9)
 
 
 @pytest.mark.parametrize("scheme", ["negatives", "masked"])
@@ -440,6 +607,13 @@ def test_what_is_equal_is_not_decided():
             "other than 0",
         ),
         (
+            lambda: certified_theorem2(
+                [1, 0, 0], 0, tau=1, nu=1, gamma="0.1", estimates=[1, 1, -1]
+            ),
+            ValueError,
+            "must not sum to 0",
+        ),
+        (
             lambda: certified_theorem1([[0, 1]] * 2, [0, 1], ["0.5", "0.5"], 2),
             ValueError,
             "one example",
@@ -452,6 +626,14 @@ def test_bad_claims_are_named(call, error, message):
 
 
 # --- verify ---------------------------------------------------------------------------------------
+
+
+def test_a_proved_error_is_rounded_up():
+    from samplesoft.verification.report import _rounded_up
+
+    assert _rounded_up(1.0099e-17) == "1.1e-17"
+    assert _rounded_up(2.0e-16) == "2.1e-16"  # a float64 a little above it
+    assert _rounded_up(0.0) == "0.0e+0" or _rounded_up(0.0) == "0e-1"
 
 
 def test_verify_says_what_is_proved():

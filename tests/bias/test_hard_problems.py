@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from oracles import hard_problems
 
+import samplesoft
+
 FROZEN = hard_problems.frozen_problems()
 
 
@@ -37,3 +39,15 @@ def test_three_lost_digits_are_seen(monkeypatch):
         except AssertionError:
             seen += 1
     assert seen > 30
+
+
+def test_reject_keeps_the_digits_of_a_label_of_nearly_all_probability():
+    """q_t is rounded, and 1e10 draws multiply what that loses: log q_t comes from 1 - q_t."""
+    q = np.array([1.0, 3e-10, 2e-10])
+    q /= q.sum()
+    logits = [0.0, 0.2, -0.1]
+    result = samplesoft.exact_bias(logits, 0, q, 10**10, scheme="reject")
+    assert result.error < 1e-14
+    # by certified_bias
+    exact = [0.0046852963527922366, 0.00037768196044237845, -0.0050629783132346154]
+    assert np.abs(result.bias - exact).sum() <= result.error

@@ -329,6 +329,11 @@ def _make_grid(
     first = math.floor(left / step)
     last = math.ceil(right / step)
     _require_time(len(groups), last - first + 1, bits)
+    return grid_between(step, first, last, s_low)
+
+
+def grid_between(step: float, first: int, last: int, s_low: Ball) -> Grid:
+    """Return the grid of the nodes ``exp(step k)`` from k = `first` to `last`, for S >= `s_low`."""
     arb = type(s_low)
     nodes = [(arb(step) * k).exp() for k in range(first, last + 1)]
 
