@@ -220,7 +220,13 @@ def _summary_table(report: VerificationReport) -> Table:
     if report.has_theorem:
         columns.append(Column("printed\nTheorem 1", _num_outside_printed, _theorem_text))
     if report.rows[0].certified_error is not None:
-        columns.append(Column("proved\nerror", lambda group: group[0].certified_error, _rounded_up))
+        columns.append(
+            Column(
+                "proved\nerror",
+                lambda group: group[0].certified_error,
+                lambda group: _rounded_up(group[0].certified_error),
+            )
+        )
     if report.has_bounds:
         columns += [
             Column("bound for\nevery m", lambda group: group[0].finite_max_l1, _bound_text),
