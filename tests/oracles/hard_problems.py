@@ -81,6 +81,9 @@ def hard_problem(rng, scheme):
         q[rng.integers(n)] = 10.0 ** -rng.uniform(1.0, 30.0)
     elif kind == 3:  # over many magnitudes
         q = 10.0 ** -(rng.choice([3.0, 20.0, 200.0]) * rng.random(n))
+    elif kind == 4:  # one class that nearly all draws are
+        q = 10.0 ** -rng.uniform(3.0, 14.0, size=n)
+        q[rng.integers(n)] = 1.0
     else:
         q = rng.dirichlet(np.ones(n)) + 1e-12
     q = q / q.sum()
