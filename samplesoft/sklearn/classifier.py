@@ -193,9 +193,9 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         all examples, and `tau` and `max_iter` have fixed defaults.
     pair_weights : bool
         Add to each score a bias of the class, and a weight for each feature of the input and this
-        class, if they improve the loss or the precision at 1 on held-out examples. They are tried
-        only in a trial run (see Notes), for sparse inputs, and if all n v weights fit in 256 MiB in
-        training; most of them are 0, and are not stored. They help where a few words determine the
+        class, if they lower the loss on held-out examples. They are tried only in a trial run (see
+        Notes), for sparse inputs, and if all n v weights fit in 256 MiB in training; most of them
+        are 0, and are not stored. They help where a few words determine the
         labels. Such scores are no longer inner products of vectors: take False for an index of
         vectors. `partial_fit`, and `fit` with `warm_start`, leave the weights as they are, and a
         model that was never in a trial run has none; ``model_.pair_weights`` is then None.

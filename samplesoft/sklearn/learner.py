@@ -218,9 +218,9 @@ class ClassifierTask(LinearTask):
     ) -> PairWeightsTrainer | None:
         """Train pair weights on the examples in use, and add them to the model if they are better.
 
-        They are better if they improve the loss or the precision at 1 on a random subset of
-        `calibration_rows`, on which nothing was trained. The loss is that after the scores are
-        multiplied by the best factor, because the sum of two kinds of scores is too confident.
+        They are better if they lower the loss on a random subset of `calibration_rows`, on which
+        nothing was trained. The loss is that after the scores are multiplied by the best factor,
+        because the sum of two kinds of scores is too confident.
         Returns the trainer if the model has the weights, else None.
         """
         num_classes = len(self.codec.classes)
@@ -238,7 +238,7 @@ class ClassifierTask(LinearTask):
             results.append((loss, _fraction_correct(scores.argmax(axis=1), labels, weights)))
 
         (loss, precision), (new_loss, new_precision) = results
-        is_better = new_loss < loss or new_precision > precision
+        is_better = new_loss < loss
         report_line(
             verbose,
             f"pair weights {'added' if is_better else 'left out'}: with them the held-out loss is "
