@@ -252,7 +252,7 @@ def test_digits_are_reached_or_the_end_is_said():
     assert certified_bias(*ORDINARY, digits=100).digits >= 100
     without_bias = certified_bias([0, 0, 0], 0, ["0.5", "0.25", "0.25"], 4)
     assert without_bias.digits == 0 and without_bias.bits > 500
-    assert without_bias.l1_upper < 1e-200
+    assert without_bias.l1_upper < 1e-190
 
 
 @pytest.mark.parametrize("pool", [ThreadPoolExecutor, ProcessPoolExecutor])

@@ -37,7 +37,8 @@ from samplesoft.schemes import Scheme
 MAX_BITS = 1024  # precision at which the search for certain digits ends
 _MAX_DIGITS = 300
 _BITS_PER_DIGIT = math.log2(10.0)
-_SPARE_BITS = 64
+_SPARE_BITS = 64  # of the arithmetic, beyond the error of the integral
+_FIRST_SPARE_BITS = 32  # of the first attempt at the integral, for digits that a subtraction loses
 _BYTES_PER_CLASS = 2000
 _MAX_SETS = 500_000  # of draws without replacement; about a minute
 
@@ -161,7 +162,7 @@ def certified_bias(
     >>> third = Fraction(1, 3)
     >>> result = certified_bias([0, 1, 2], 0, [third, third, third], num_sampled=5)
     >>> print(result.lower[0], result.upper[0], result.digits)
-    0.003522381390501169 0.0035223813905011694 34
+    0.003522381390501169 0.0035223813905011694 24
     """
     import_flint()
     num_digits = as_count("digits", digits)
@@ -236,7 +237,7 @@ def _exact_rows(name: str, values: Any) -> tuple[list[list[Fraction]], bool]:
 
 def _certified(problem: Problem, digits: int, executor: Executor | None) -> CertifiedBias:
     """Return bounds for one example, at the precision that `digits` certain digits need."""
-    bits = int(digits * _BITS_PER_DIGIT) + _SPARE_BITS
+    bits = int(digits * _BITS_PER_DIGIT) + _FIRST_SPARE_BITS
     while True:
         balls = bias_balls(problem, bits, executor)
         found = certain_digits(balls.l1)
