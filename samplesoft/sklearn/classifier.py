@@ -195,10 +195,10 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
         Add to each score a bias of the class, and a weight for each feature of the input and this
         class, if they lower the loss on held-out examples. They are tried only in a trial run (see
         Notes), for sparse inputs, and if all n v weights fit in 256 MiB in training; most of them
-        are 0, and are not stored. They help where a few words determine the
-        labels. Such scores are no longer inner products of vectors: take False for an index of
-        vectors. `partial_fit`, and `fit` with `warm_start`, leave the weights as they are, and a
-        model that was never in a trial run has none; ``model_.pair_weights`` is then None.
+        are 0, and are not stored. They help where a few words determine the labels. Such scores are
+        no longer inner products of vectors: take False for an index of vectors. `partial_fit`, and
+        `fit` with `warm_start`, leave the weights as they are, and a model that was never in a
+        trial run has none; ``model_.pair_weights`` is then None.
     class_weight : dict, "balanced" or None
         Weights of classes. The weight of an example is the mean of the weights of its labels, times
         its `sample_weight` in `fit`. Examples whose labels all have weight 0 are not used in
@@ -294,12 +294,11 @@ class SampledSoftmaxClassifier(ClassifierMixin, BaseEstimator):
 
     **Pair weights.** In a trial run, a linear model of the full softmax, with a weight for each
     pair of a feature and a class, is trained by four passes of stochastic gradient descent over the
-    examples that are not held out. If the sum of both models' scores has a lower loss or a higher
-    precision at 1 on the held-out examples than those of the embedding alone, the linear model
-    makes a pass over the held-out examples, and is kept. Before losses are compared, scores are
-    multiplied by the best factor. The linear model is not tried if it would take more than about
-    half of the time of the fit. Measurements are in docs/benchmarks.md, section "Pair weights of
-    the classifier".
+    examples that are not held out. If the sum of both models' scores has a lower loss on the
+    held-out examples than the scores of the embedding alone, the linear model makes a pass over the
+    held-out examples, and is kept. Before losses are compared, scores are multiplied by the best
+    factor. The linear model is not tried if it would take more than about half of the time of the
+    fit. Measurements are in docs/benchmarks.md, section "Pair weights of the classifier".
 
     **Automatic choice.** With ``"auto"``, `fit` first trains a pilot model for a tenth of its steps
     (100 to 1000) with 100 draws by counts. `samplesoft.tune` measures settings on the vectors of

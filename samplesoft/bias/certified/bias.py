@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -34,7 +35,7 @@ from samplesoft.bias.certified.integral import (
 from samplesoft.bias.inputs import check_inputs, require_digits
 from samplesoft.schemes import Scheme
 
-MAX_BITS = 1024  # precision at which the search for certain digits ends
+_MAX_BITS = 1024  # precision at which the search for certain digits ends
 _MAX_DIGITS = 300
 _BITS_PER_DIGIT = math.log2(10.0)
 _SPARE_BITS = 64  # of the arithmetic, beyond the error of the integral
@@ -90,7 +91,6 @@ class BiasBalls:
     """The bias of one example in balls."""
 
     bias: list[Ball]
-    probs: list[Ball]  # the softmax p
     loss_bias: Ball
     l1: Ball
 
@@ -237,13 +237,11 @@ def _exact_rows(name: str, values: Any) -> tuple[list[list[Fraction]], bool]:
 
 def _certified(problem: Problem, digits: int, executor: Executor | None) -> CertifiedBias:
     """Return bounds for one example, at the precision that `digits` certain digits need."""
-    bits = int(digits * _BITS_PER_DIGIT) + _FIRST_SPARE_BITS
-    while True:
+    for bits in rising_bits(int(digits * _BITS_PER_DIGIT) + _FIRST_SPARE_BITS):
         balls = bias_balls(problem, bits, executor)
         found = certain_digits(balls.l1)
-        if found >= digits or 2 * bits > MAX_BITS:
+        if found >= digits:
             break
-        bits *= 2
 
     scalars = [balls.loss_bias, balls.l1]
     loss_lower, l1_lower = floats_below(scalars).tolist()
@@ -258,6 +256,15 @@ def _certified(problem: Problem, digits: int, executor: Executor | None) -> Cert
         digits=found,
         bits=bits,
     )
+
+
+def rising_bits(first: int) -> Iterator[int]:
+    """Yield the precision `first`, and then twice the last one, up to `_MAX_BITS`."""
+    bits = first
+    yield bits
+    while 2 * bits <= _MAX_BITS:
+        bits *= 2
+        yield bits
 
 
 def bias_balls(problem: Problem, bits: int, executor: Executor | None = None) -> BiasBalls:
@@ -276,21 +283,20 @@ def bias_balls(problem: Problem, bits: int, executor: Executor | None = None) ->
 
     with working_precision(precision):
         bias = [mean - p for mean, p in zip(expected.probs, probs, strict=True)]
-        total = sum(bias[1:], start=bias[0])
-        if not total.contains(0):
+        if not sum(bias).contains(0):
             raise ArithmeticError(
                 "the certified bias does not sum to 0, so that it cannot be right; please report "
                 f"this with the input: {problem}."
             )
-        l1 = sum((abs(b) for b in bias), start=0 * probs[0])
-        return BiasBalls(bias=bias, probs=probs, loss_bias=expected.loss_bias, l1=l1)
+        l1 = sum(abs(b) for b in bias)
+        return BiasBalls(bias=bias, loss_bias=expected.loss_bias, l1=l1)
 
 
 def softmax_balls(logits: list[Fraction]) -> list[Ball]:
     """Return the softmax of exact logits, at the working precision."""
     largest = max(logits)
     exps = [ball_of(o - largest).exp() for o in logits]
-    total = sum(exps[1:], start=exps[0])
+    total = sum(exps)
     return [e / total for e in exps]
 
 

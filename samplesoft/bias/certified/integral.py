@@ -94,10 +94,9 @@ class Replacement:
         """Smallest N."""
         return self.num_draws if self.accepted is None else 1
 
-    def total_of(self, groups: list[Group], decays: Iterable[BallOrSeries]) -> BallOrSeries:
+    def total_of(self, groups: list[Group], v: BallOrSeries) -> BallOrSeries:
         """Return the part of some groups in the Laplace transform T(v) of a draw."""
-        parts = [decay * (g.prob * g.size) for g, decay in zip(groups, decays, strict=True)]
-        return sum(parts[1:], start=parts[0])
+        return sum(group.decay(v) * (group.prob * group.size) for group in groups)
 
     def join(self, totals: Iterable[BallOrSeries]) -> BallOrSeries:
         """Return T(v), given the parts of all groups."""
@@ -145,13 +144,9 @@ class Poisson:
     weightless = 1  # S may be the base alone
     min_count = 1
 
-    def total_of(self, groups: list[Group], decays: Iterable[BallOrSeries]) -> BallOrSeries:
+    def total_of(self, groups: list[Group], v: BallOrSeries) -> BallOrSeries:
         """Return the factors of some groups in the mean of ``exp(-v (S - base))``, (B26)."""
-        factors = [
-            _included_or_not(group, decay) ** group.size
-            for group, decay in zip(groups, decays, strict=True)
-        ]
-        return math.prod(factors[1:], start=factors[0])
+        return math.prod(_included_or_not(group, group.decay(v)) ** group.size for group in groups)
 
     def join(self, totals: Iterable[BallOrSeries]) -> BallOrSeries:
         """Return the mean of ``exp(-v (S - base))``, given the factors of all groups."""
@@ -200,22 +195,20 @@ class Grid:
     def mean_inverse(self, series: list[Ball], values: Iterable[Ball]) -> Ball:
         """Return the mean of 1 / S, given a function by its power series and its values (K,)."""
         terms = [v * value for v, value in zip(self.nodes, values, strict=True)]
-        inner = sum(terms[1:], start=terms[0])
-        rule = (inner + terms[-1] * self.right_sum) * self.step + self._left_of(series, 1)
+        rule = (sum(terms) + terms[-1] * self.right_sum) * self.step + self._left_of(series, 1)
         return rule / (1 + self.kappa.union(-self.kappa))
 
     def log_part(self, series: list[Ball], values: list[Ball]) -> Ball:
         """Return ``h sum_k f(v_k)``, less f(0), of a transform f in the mean of log S."""
-        inner = sum(values[1:], start=values[0])
         constant = 0 * series[0]
         rest = self._left_of([constant, *series[1:]], 0)
-        return (inner + values[-1] * self.right_sum) * self.step + rest
+        return (sum(values) + values[-1] * self.right_sum) * self.step + rest
 
     def _left_of(self, series: list[Ball], shift: int) -> Ball:
         """Return ``h sum_k v_k^shift f(v_k)`` over the nodes before the first one."""
         terms = [a * c for a, c in zip(series, self.left_sums[shift:], strict=False)]
         remainder = terms[NUM_TERMS]
-        return sum(terms[1:NUM_TERMS], start=terms[0]) + remainder.union(0 * remainder)
+        return sum(terms[:NUM_TERMS]) + remainder.union(0 * remainder)
 
 
 @dataclass(frozen=True)
@@ -239,7 +232,7 @@ def means_over_draws(
     with working_precision(precision) as flint:
         v = flint.arb_series([0, 1])
         scale = _lower_end(draws, groups)
-        total = draws.join([draws.total_of(groups, [group.decay(v) for group in groups])])
+        total = draws.join([draws.total_of(groups, v)])
         weight = draws.weight(v, total)
         series = {
             "base": draws.of_base(weight, total),
@@ -277,7 +270,7 @@ def _totals(task: tuple[Draws, list[Group], list[Ball], int]) -> list[Ball]:
     """Return `Draws.total_of` at each node, for the groups of a task."""
     draws, groups, nodes, precision = task
     with working_precision(precision):
-        return [draws.total_of(groups, [group.decay(v) for group in groups]) for v in nodes]
+        return [draws.total_of(groups, v) for v in nodes]
 
 
 def _inverse_given(

@@ -26,10 +26,10 @@ from samplesoft.bias.certified.balls import (
     working_precision,
 )
 from samplesoft.bias.certified.bias import (
-    MAX_BITS,
     Problem,
     as_problems,
     bias_balls,
+    rising_bits,
     softmax_balls,
 )
 
@@ -356,9 +356,9 @@ def certified_theorem2(
             exps = [(ball_of(scales["tau"]) * value).exp() for value in x]
             kernel = [(ball_of(scales["nu"]) * value).exp() for value in x]
             shares = kernel if given is None else [ball_of(given[j]) for j in negatives]
-            z_tau = sum(exps[1:], start=exps[0])
-            z_nu = sum(kernel[1:], start=kernel[0])
-            constant = sum(shares[1:], start=shares[0])
+            z_tau = sum(exps)
+            z_nu = sum(kernel)
+            constant = sum(shares)
             ratios = [
                 abs(e * constant / share) / z_tau for e, share in zip(exps, shares, strict=True)
             ]
@@ -443,9 +443,9 @@ def _negatives_of(problem: Problem) -> _Negatives:
     probs = softmax_balls(problem.logits)
     classes = [j for j in range(len(probs)) if j != problem.label]
     e = [probs[j] for j in classes]
-    z_t = sum(e[1:], start=e[0])
+    z_t = sum(e)
     q = [ball_of(problem.q[j]) for j in classes]
-    q_total = sum(q[1:], start=q[0])
+    q_total = sum(q)
     draw_probs = [prob / q_total for prob in q]
     ratios = [mass / prob for mass, prob in zip(e, draw_probs, strict=True)]
     centred = [r - z_t for r in ratios]
@@ -469,8 +469,7 @@ def _negatives_of(problem: Problem) -> _Negatives:
 
 def _dot(left: list[Ball], right: list[Ball]) -> Ball:
     """Return the sum of products."""
-    products = [x * y for x, y in zip(left, right, strict=True)]
-    return sum(products[1:], start=products[0])
+    return sum(x * y for x, y in zip(left, right, strict=True))
 
 
 def _one_problem(
@@ -493,13 +492,11 @@ def _precision(bits: int, problem: Problem) -> int:
 
 def _decide(sides: Callable[[int], _Sides]) -> CertifiedClaim:
     """Return what is proved of a claim, with as many bits as it takes."""
-    bits = _FIRST_BITS
-    while True:
+    for bits in rising_bits(_FIRST_BITS):
         balls = sides(bits)
         holds = tuple(map(_holds, *balls))
-        if None not in holds or 2 * bits > MAX_BITS:
+        if None not in holds:
             break
-        bits *= 2
     return CertifiedClaim(
         value=_rounded(balls.value),
         lower_bound=_rounded(balls.lower_bound),
