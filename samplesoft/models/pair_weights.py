@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,14 @@ _MAX_INPUT = 1e6  # larger inputs, in units of the scale, are clipped, so that s
 _CHUNK_EXAMPLES = 1024  # examples that are copied or scored at a time
 
 
+@dataclass(frozen=True, eq=False)
 class PairWeights:
     """Weights of pairs of an input feature and a class; most of them are 0.
 
     The score of class j for an input x is ``biases[j] + sum(x[f] * W[f, j])`` over the features f
     of x divided by `scale`. Weights that are not 0 are stored by feature, as in a CSR matrix.
 
-    Parameters
+    Attributes
     ----------
     biases : ndarray of float32, shape (n,)
         Biases of the classes.
@@ -48,19 +50,11 @@ class PairWeights:
         Divisor of the inputs, above 0.
     """
 
-    def __init__(
-        self,
-        biases: NDArray[np.float32],
-        starts: IntArray,
-        classes: NDArray[np.int32],
-        values: NDArray[np.float32],
-        scale: float,
-    ) -> None:
-        self.biases = biases
-        self.starts = starts
-        self.classes = classes
-        self.values = values
-        self.scale = scale
+    biases: NDArray[np.float32]
+    starts: IntArray
+    classes: NDArray[np.int32]
+    values: NDArray[np.float32]
+    scale: float
 
     def add_to(self, scores: Rows, x: Any) -> None:
         """Add the scores of the inputs `x` (B, v), an array or a CSR matrix, to `scores` (B, n).
