@@ -40,12 +40,13 @@ from samplesoft.losses.hierarchical import (
 )
 from samplesoft.losses.in_batch import InBatchLoss
 from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.log_sums import DoubleSumLoss
 from samplesoft.losses.logistic import FullLogisticLoss, NCELoss, NegativeSamplingLoss
 from samplesoft.losses.multilevel import MultilevelDraw, MultilevelLoss
+from samplesoft.losses.one_vs_each import OneVsEachLoss
 from samplesoft.losses.ranking import BPRLoss, WARPLoss
 from samplesoft.losses.registry import LOSSES, LossSpec, make_loss
 from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
-from samplesoft.losses.sums import DoubleSumLoss, OneVsEachLoss
 
 __all__ = [
     "LOSSES",

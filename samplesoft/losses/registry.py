@@ -19,9 +19,9 @@ from samplesoft.losses.hierarchical import HierarchicalLoss
 from samplesoft.losses.jackknife import JackknifeLoss
 from samplesoft.losses.logistic import FullLogisticLoss, NCELoss, NegativeSamplingLoss
 from samplesoft.losses.multilevel import MultilevelLoss
+from samplesoft.losses.one_vs_each import OneVsEachLoss
 from samplesoft.losses.ranking import BPRLoss, WARPLoss
 from samplesoft.losses.sampled import SampledLoss, SampledSoftmaxLoss
-from samplesoft.losses.sums import OneVsEachLoss
 from samplesoft.schemes import Scheme
 
 

@@ -8,9 +8,9 @@ import pytest
 from scipy import sparse
 
 from samplesoft._jit import njit
+from samplesoft.losses.one_vs_each import one_vs_each_kernel
 from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.sampled import LossKernel, SampledLoss, SampledSoftmaxLoss
-from samplesoft.losses.sums import one_vs_each_kernel
 from samplesoft.models import LinearSoftmaxSettings
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers import SGD, make_optimizer
