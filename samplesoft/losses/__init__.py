@@ -10,6 +10,8 @@ loss                      description
 `JackknifeLoss`           sampled softmax with a bias of order 1/m**2, not 1/m; more variance
 `MultilevelLoss`          sampled softmax without bias, from a random number of draws
 `DoubleSumLoss`           sampled softmax without bias, with a trained log-sum per example
+`SafeKLLoss`              a double sum with a softer exponential: bounded gradients
+`MovingAverageLoss`       sampled softmax divided by a running sum per example: SogCLR, SCENT
 `OneVsEachLoss`           an unbiased estimate of a bound of the full softmax
 `InBatchLoss`             the labels of the other examples as draws, and optional extra draws
 `ImportanceSoftmaxLoss`   importance sampling: draws only, without a term for the label
@@ -40,7 +42,7 @@ from samplesoft.losses.hierarchical import (
 )
 from samplesoft.losses.in_batch import InBatchLoss
 from samplesoft.losses.jackknife import JackknifeLoss
-from samplesoft.losses.log_sums import DoubleSumLoss
+from samplesoft.losses.log_sums import DoubleSumLoss, MovingAverageLoss, SafeKLLoss
 from samplesoft.losses.logistic import FullLogisticLoss, NCELoss, NegativeSamplingLoss
 from samplesoft.losses.multilevel import MultilevelDraw, MultilevelLoss
 from samplesoft.losses.one_vs_each import OneVsEachLoss
@@ -66,11 +68,13 @@ __all__ = [
     "JackknifeLoss",
     "Loss",
     "LossSpec",
+    "MovingAverageLoss",
     "MultilevelDraw",
     "MultilevelLoss",
     "NCELoss",
     "NegativeSamplingLoss",
     "OneVsEachLoss",
+    "SafeKLLoss",
     "SampledLoss",
     "SampledSoftmaxLoss",
     "SparseRows",

@@ -1,7 +1,8 @@
 """Losses with a variable for each example: u, an estimate of the logarithm of its sum over classes.
 
 The softmax loss is the logarithm of a sum, and the logarithm of an unbiased estimate is biased.
-`DoubleSumLoss` replaces it by a variable for each example.
+`DoubleSumLoss` and `SafeKLLoss` replace it by a variable for each example, which is trained.
+`MovingAverageLoss` replaces it by a running estimate for each example.
 """
 
 from __future__ import annotations
@@ -12,14 +13,128 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._validation import FloatArray, as_nonnegative, as_real_array
+from samplesoft._validation import (
+    FloatArray,
+    as_array,
+    as_fraction,
+    as_nonnegative,
+    as_positive,
+    as_real_array,
+)
 from samplesoft.losses.base import Batch, Cache, Gradients
 from samplesoft.losses.sampled import LossKernel, SampledLoss, softmax_kernel
-from samplesoft.samplers.base import Draw
+from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
 
+DEFAULT_GAMMA = 0.1  # weight of the new draws in a running estimate
 
-class DoubleSumLoss(SampledLoss):
+
+class LogSumLoss(SampledLoss):
+    r"""Base class of losses that keep a log-sum u for each example of the training data.
+
+    With L the loss of `samplesoft.losses.SampledSoftmaxLoss` on the same draws, the loss is
+    :math:`u + e^{L - u} - 1`, and its gradient is the gradient of L times :math:`e^{L - u}`. A
+    subclass says which u is used, in `_next_log_sums`.
+    """
+
+    requires_log_sums: ClassVar[bool] = True
+
+    def forward(
+        self,
+        h: ArrayLike,
+        class_embeddings: ArrayLike,
+        labels: Any,
+        draw: Draw | None = None,
+        *,
+        log_sums: ArrayLike | None = None,
+        label_log_count: ArrayLike | None = None,
+        biases: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+    ) -> tuple[Any, Cache]:
+        """Compute the loss.
+
+        Parameters
+        ----------
+        h, class_embeddings, draw, label_log_count, biases, weights
+            As for `samplesoft.losses.base.Loss.forward`.
+        labels : array_like of int, shape (B,)
+            One label for each example.
+        log_sums : array_like, shape (B,)
+            The number u of each example of the batch, which is not changed in place. ``log(n)`` is
+            a good initial value of a variable that is trained. For a `MovingAverageLoss`, -inf
+            stands for an example that is new, and by default all examples are new.
+
+        Returns
+        -------
+        value : float or ndarray of float64, shape (B,)
+            The loss.
+        cache : Cache
+            For `backward`. Its ``batch.log_sums`` are the values of u that were used, which are to
+            be kept for the next visit of the examples.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is malformed, or the loss is not finite.
+        """
+        batch = self.check_batch(h, class_embeddings, labels, biases)
+        batch = self.with_log_sums(batch, log_sums)
+        return self.forward_batch(batch, draw, label_log_count=label_log_count, weights=weights)
+
+    def with_log_sums(self, batch: Batch, log_sums: ArrayLike | None) -> Batch:
+        """Return a batch from `check_batch` with a checked copy of `log_sums` (B,)."""
+        if batch.targets.example_ids is not None:
+            raise TypeError(
+                f"`labels` must hold one label an example for {type(self).__name__}, got a matrix; "
+                "make an example, with a number in `log_sums`, of each pair of example and label."
+            )
+        if log_sums is None:
+            return batch
+
+        sums = self._checked_log_sums(log_sums).copy()
+        if sums.shape != batch.targets.labels.shape:
+            raise ValueError(
+                f"`log_sums` must have shape {batch.targets.labels.shape}, a number for each "
+                f"example of the batch, got {sums.shape}."
+            )
+        return replace(batch, log_sums=sums)
+
+    def _checked_log_sums(self, log_sums: ArrayLike) -> FloatArray:
+        return as_real_array("log_sums", log_sums, (1,))
+
+    def _forward(
+        self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
+    ) -> tuple[FloatArray, Any]:
+        if batch.log_sums is None:  # for example if called by a layer that does not pass them
+            raise TypeError(
+                f"`log_sums` must be given to {type(self).__name__}.forward, a number for each "
+                "example of the batch, got None; start from numpy.log(num_classes)."
+            )
+
+        losses, saved = super()._forward(batch, draw, label_log_count)
+        assert draw is not None
+        batch.log_sums[:] = self._next_log_sums(batch.log_sums, losses, saved[2], draw)
+        gaps = losses - batch.log_sums
+        return batch.log_sums + np.expm1(gaps), (saved, gaps)
+
+    def _next_log_sums(
+        self, log_sums: FloatArray, losses: FloatArray, d_sampled: Rows, draw: Draw
+    ) -> FloatArray:
+        """Return the u (B,) to compute with, given u of the last visit and the losses L (B,).
+
+        `d_sampled` (B, m) are the derivatives of L in the scores of the draws.
+        """
+        raise NotImplementedError
+
+    def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
+        saved_softmax, gaps = saved
+        return super()._backward(batch, saved_softmax, weights * np.exp(gaps))
+
+    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
+        return LossKernel(softmax_kernel, shift_invariant=True)
+
+
+class DoubleSumLoss(LogSumLoss):
     r"""The softmax loss as a minimum over one more variable for each example: its log-sum u.
 
     Because :math:`\log x = \min_u (u + x e^{-u} - 1)`, the softmax loss of an example is
@@ -104,88 +219,246 @@ class DoubleSumLoss(SampledLoss):
         super().__init__(**options)
         self.slack = as_nonnegative("slack", slack)
 
-    def forward(
-        self,
-        h: ArrayLike,
-        class_embeddings: ArrayLike,
-        labels: Any,
-        draw: Draw | None = None,
-        *,
-        log_sums: ArrayLike | None = None,
-        label_log_count: ArrayLike | None = None,
-        biases: ArrayLike | None = None,
-        weights: ArrayLike | None = None,
-    ) -> tuple[Any, Cache]:
-        """Compute the loss.
+    def _next_log_sums(
+        self, log_sums: FloatArray, losses: FloatArray, d_sampled: Rows, draw: Draw
+    ) -> FloatArray:
+        highest = _log_draw_ratios(losses, d_sampled, draw).max(axis=1)
+        lower_bounds = np.logaddexp(0.0, highest)
+        return np.where(log_sums < lower_bounds - self.slack, lower_bounds, log_sums)
 
-        Parameters
-        ----------
-        h, class_embeddings, draw, label_log_count, biases, weights
-            As for `samplesoft.losses.base.Loss.forward`.
-        labels : array_like of int, shape (B,)
-            One label for each example.
-        log_sums : array_like, shape (B,)
-            The variable u of each example of the batch; required. ``log(n)`` is a good initial
-            value if scores are nearly equal.
+    def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
+        gradients = super()._backward(batch, saved, weights)
+        _, gaps = saved
+        return replace(gradients, d_log_sums=-weights * np.expm1(gaps))
 
-        Returns
-        -------
-        value : float or ndarray of float64, shape (B,)
-            The loss.
-        cache : Cache
-            For `backward`, which also returns ``d_log_sums``. Its ``batch.log_sums`` are the values
-            of u used, some of them raised.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If an argument is malformed, or the loss is not finite.
-        """
-        batch = self.check_batch(h, class_embeddings, labels, biases)
-        if batch.targets.example_ids is not None:
-            raise TypeError(
-                "`labels` must hold one label an example for DoubleSumLoss, got a matrix; make an "
-                "example, with a number in `log_sums`, of each pair of example and label."
-            )
+class MovingAverageLoss(LogSumLoss):
+    r"""The softmax loss with a running estimate for each example in place of its sum over classes.
 
-        if log_sums is not None:
-            sums = as_real_array("log_sums", log_sums, (1,)).copy()
-            if sums.shape != batch.targets.labels.shape:
-                raise ValueError(
-                    f"`log_sums` must have shape {batch.targets.labels.shape}, a number for each "
-                    f"example of the batch, got {sums.shape}."
-                )
-            batch = replace(batch, log_sums=sums)
+    The state of an example is u, the logarithm of an estimate U of :math:`\sum_j e^{o_j - o_t}`,
+    with t the label. A visit draws classes, whose sampled softmax has the loss L, and moves U
 
-        return self.forward_batch(batch, draw, label_log_count=label_log_count, weights=weights)
+    .. math:: U \leftarrow (1 - \gamma) \, U + \gamma \, e^L
+
+    The gradient is the gradient of L times :math:`e^{L - u}` with the new u: the sum over the draws
+    is divided by the running estimate. With gamma = 1 it is sampled softmax, to the bit. The value
+    is :math:`u + e^{L - u} - 1`, whose gradient at a held u it is.
+
+    Parameters
+    ----------
+    gamma : float, optional
+        Weight of the new draws, in (0, 1], as in SogCLR [1]_ and SOX [2]_; by default 0.1, unless
+        `alpha` is given.
+    alpha : float, optional
+        Step size of SCENT [3]_, positive, in place of `gamma`: each visit takes
+        :math:`\gamma = \alpha U / (1 + \alpha U)` with the old U. In [3]_, U is a mean over
+        classes, so that their alpha is n times ours.
+    **options
+        Options of `samplesoft.losses.base.Loss`, with one label for each example; ``scheme`` is
+        ``"masked"``: accidental hits are masked. Draws that exclude the label are accepted too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed, or both `gamma` and `alpha` are given.
+
+    Notes
+    -----
+    **State.** Pass the u of the batch as ``log_sums``, and keep ``cache.batch.log_sums``. A new
+    example has u = -inf; its first visit sets u = L. A `samplesoft.models.SoftmaxLayer` takes
+    `log_sums` too. An example must not occur twice in a batch.
+
+    **Bias.** `samplesoft.bias.moving_average_bias` returns the exact bias, given u or in the long
+    run at fixed logits. The draws of a visit are in numerator and denominator, so that the bias
+    is not 0, but it falls in proportion to gamma / m.
+
+    **Drift.** While logits change between two visits of an example, U lags behind. A lag multiplies
+    the gradient of the example by a number, and does not change its direction. docs/learn/which.md
+    says when the loss is worth it.
+
+    References
+    ----------
+    .. [1] Z. Yuan et al., "Provable stochastic optimization for global contrastive learning: small
+       batch does not harm performance", ICML 2022, arXiv 2202.12387: SogCLR.
+    .. [2] B. Wang and T. Yang, "Finite-sum coupled compositional stochastic optimization", ICML
+       2022, arXiv 2202.12396: SOX.
+    .. [3] X. Wei et al., "A geometry-aware efficient algorithm for compositional entropic risk
+       minimization", arXiv 2602.02877, 2026: SCENT.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.samplers import UniformSampler
+    >>> h, rows, labels = np.eye(3), np.zeros((100, 3)), np.array([1, 2, 3])
+    >>> loss, sampler, u = MovingAverageLoss(gamma=0.1), UniformSampler(100), np.full(3, -np.inf)
+    >>> for step in range(2):
+    ...     draw = sampler.sample(h, 5, rng=step)
+    ...     value, cache = loss.forward(h, rows, labels, draw, log_sums=u)
+    ...     u = cache.batch.log_sums
+    >>> u.round(2)  # log(100) = 4.61
+    array([4.62, 4.62, 4.62])
+    """
+
+    schemes: ClassVar[dict[str, Scheme]] = select("masked")
+    why_no_bias = "its bias depends on its state: see samplesoft.bias.moving_average_bias"
+
+    def __init__(
+        self, *, gamma: float | None = None, alpha: float | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.gamma, self.alpha = as_moving_average(gamma, alpha)
+
+    def with_log_sums(self, batch: Batch, log_sums: ArrayLike | None) -> Batch:
+        """Return a batch from `check_batch` with a checked copy of `log_sums` (B,), or of -inf."""
+        if log_sums is None:
+            log_sums = np.full(len(batch.z), -np.inf)
+        return super().with_log_sums(batch, log_sums)
+
+    def _checked_log_sums(self, log_sums: ArrayLike) -> FloatArray:
+        return as_log_sums("log_sums", log_sums)
+
+    def _next_log_sums(
+        self, log_sums: FloatArray, losses: FloatArray, d_sampled: Rows, draw: Draw
+    ) -> FloatArray:
+        return moved_log_sums(log_sums, losses, self.gamma, self.alpha)
+
+
+class SafeKLLoss(LogSumLoss):
+    r"""The double sum with a softer exponential: gradients of draws are at most weight / rho.
+
+    With one more variable u for each example, the loss is
+
+    .. math:: u - 1 + \sum_j w_j \, \tfrac{1}{\rho} \log(1 + \rho \, e^{o_j - o_t - u})
+
+    The sum is over the label, of weight 1, and the draws, of weight :math:`1 / (m q_j)`. It is an
+    estimate without bias of the same sum over all classes, for every m. As rho tends to 0 it tends
+    to `DoubleSumLoss`. For larger rho it is another objective: the minimum over u is below the
+    softmax loss, by at most rho / 2 times the sum of the squared probabilities of all classes.
+
+    Parameters
+    ----------
+    rho : float
+        Positive; how far the exponential is softened.
+    **options
+        Options of `samplesoft.losses.base.Loss`, with one label for each example; ``scheme`` is
+        ``"masked"``: accidental hits are masked. Draws that exclude the label are accepted too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is malformed.
+
+    Notes
+    -----
+    Take steps of u as for `DoubleSumLoss`, by ``d_log_sums`` of `backward`.
+
+    References
+    ----------
+    .. [1] E. Gladin et al., "Improved stochastic optimization of LogSumExp", arXiv 2509.24894,
+       2025: the safe KL divergence.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samplesoft.samplers import UniformSampler
+    >>> h, rows, labels, u = np.ones((1, 1)), np.zeros((4, 1)), np.array([0]), np.log([4.0])
+    >>> draw = UniformSampler(4).sample(h, 8, exclude=labels, rng=0)
+    >>> loss = SafeKLLoss(rho=1e-3)
+    >>> value, cache = loss.forward(h, rows, labels, draw, log_sums=u)
+    >>> round(value, 3), round(float(u[0]), 3)
+    (1.386, 1.386)
+    """
+
+    schemes: ClassVar[dict[str, Scheme]] = select("masked")
+    why_no_bias = "it has no bias for a softened double sum, and does not estimate the softmax loss"
+
+    def __init__(self, *, rho: float = 0.1, **options: Any) -> None:
+        super().__init__(**options)
+        self.rho = as_positive("rho", rho)
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        sums = batch.log_sums
-        if sums is None:  # for example if called by a `SoftmaxLayer`, which does not pass them
-            raise TypeError(
-                "`log_sums` must be given to DoubleSumLoss.forward, a number for each example of "
-                "the batch, got None; start from numpy.log(num_classes)."
-            )
+        _, (saved, gaps) = super()._forward(batch, draw, label_log_count)
+        assert draw is not None and batch.log_sums is not None
+        scores, _, d_sampled = saved
+        u = batch.log_sums
+        losses = gaps + u
 
-        losses, saved = super()._forward(batch, draw, label_log_count)
-        assert draw is not None
+        # the double sum has the terms w_j exp(x_j) with x_j = o_j - o_t - u, each softened here
+        log_rho = np.log(self.rho)
+        log_ratios = _log_draw_ratios(losses, d_sampled, draw) - u[:, None]
+        weights = np.exp(-draw.log_expected_count)
+        softened = np.logaddexp(0.0, log_rho + log_ratios) / self.rho
+        of_label = np.logaddexp(0.0, log_rho - u) / self.rho
+        values = u - 1.0 + of_label + (weights * softened).sum(axis=1)
 
-        # The derivative of sampled softmax in a draw's score is, with its loss L,
-        # exp(o_j - o_t) / (m q_j) / exp(L). Solve it for exp(o_j - o_t), relative to exp(L).
-        with np.errstate(divide="ignore"):
-            log_draw_ratios = np.log(np.abs(saved[2])) + draw.log_expected_count
-        lower_bounds = np.logaddexp(0.0, losses + log_draw_ratios.max(axis=1))
-        np.copyto(sums, lower_bounds, where=sums < lower_bounds - self.slack)
+        # derivatives w_j / (exp(-x_j) + rho), which are at most w_j / rho
+        d_draws = weights / (np.exp(-log_ratios) + self.rho)
+        d_total = d_draws.sum(axis=1)
+        d_u = 1.0 - d_total - 1.0 / (np.exp(u) + self.rho)
+        dtype = d_sampled.dtype
+        return values, (scores, -d_total.astype(dtype), d_draws.astype(dtype), d_u)
 
-        gaps = losses - sums
-        return sums + np.expm1(gaps), (saved, gaps)
+    def _next_log_sums(
+        self, log_sums: FloatArray, losses: FloatArray, d_sampled: Rows, draw: Draw
+    ) -> FloatArray:
+        return log_sums
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
-        saved_softmax, gaps = saved
-        gradients = super()._backward(batch, saved_softmax, weights * np.exp(gaps))
-        return replace(gradients, d_log_sums=-weights * np.expm1(gaps))
+        *saved_softmax, d_u = saved
+        gradients = SampledLoss._backward(self, batch, tuple(saved_softmax), weights)
+        return replace(gradients, d_log_sums=weights * d_u)
 
-    def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
-        return LossKernel(softmax_kernel, shift_invariant=True)
+
+def as_moving_average(gamma: Any, alpha: Any) -> tuple[float | None, float | None]:
+    """Return checked `gamma` and `alpha`, one of which is None; without either, the default."""
+    if gamma is not None and alpha is not None:
+        raise ValueError(
+            f"`alpha` must be left out where `gamma` is given, got {alpha!r} and {gamma!r}; both "
+            "say how fast the running estimate moves."
+        )
+    if alpha is not None:
+        return None, as_positive("alpha", alpha)
+    rate = as_fraction("gamma", DEFAULT_GAMMA if gamma is None else gamma)
+    return as_positive("gamma", rate), None
+
+
+def as_log_sums(name: str, value: ArrayLike) -> FloatArray:
+    """Return log-sums (B,) as float64 numbers, which may be -inf; raise if they are malformed."""
+    array = as_array(name, value)
+    if array.dtype.kind == "f":
+        is_new = np.isneginf(array)
+        return np.where(is_new, -np.inf, as_real_array(name, np.where(is_new, 0.0, array), (1,)))
+    return as_real_array(name, array, (1,))
+
+
+def moved_log_sums(
+    log_sums: FloatArray, losses: FloatArray, gamma: float | None, alpha: float | None
+) -> FloatArray:
+    """Return the logs (B,) of running estimates after a visit whose draws have the losses L (B,).
+
+    A log-sum of -inf becomes L.
+    """
+    if alpha is None:
+        assert gamma is not None
+        if gamma == 1.0:
+            return losses.copy()
+        moved = np.logaddexp(np.log1p(-gamma) + log_sums, np.log(gamma) + losses)
+    else:
+        # U (1 + alpha exp(L)) / (1 + alpha U), without the overflow of alpha U
+        log_alpha = np.log(alpha)
+        growth = np.logaddexp(-log_alpha, losses)
+        moved = growth - np.logaddexp(0.0, -log_alpha - log_sums)
+    return np.where(np.isneginf(log_sums), losses, moved)
+
+
+def _log_draw_ratios(losses: FloatArray, d_sampled: Rows, draw: Draw) -> FloatArray:
+    """Return o_j - o_t (B, m) for each draw j and the label t, and -inf for masked draws.
+
+    The derivative of sampled softmax in a draw's score is, with its loss L,
+    exp(o_j - o_t) / (m q_j) / exp(L), which is solved for o_j - o_t.
+    """
+    with np.errstate(divide="ignore"):
+        log_fractions: FloatArray = np.log(np.abs(d_sampled))
+    return log_fractions + draw.log_expected_count + losses[:, None]

@@ -17,6 +17,7 @@ from samplesoft.losses.full import FullSoftmaxLoss
 from samplesoft.losses.gbce import GBCELoss
 from samplesoft.losses.hierarchical import HierarchicalLoss
 from samplesoft.losses.jackknife import JackknifeLoss
+from samplesoft.losses.log_sums import LogSumLoss, MovingAverageLoss
 from samplesoft.losses.logistic import FullLogisticLoss, NCELoss, NegativeSamplingLoss
 from samplesoft.losses.multilevel import MultilevelLoss
 from samplesoft.losses.one_vs_each import OneVsEachLoss
@@ -101,7 +102,12 @@ class LossSpec:
     @property
     def several_labels(self) -> bool:
         """Whether an example may have several labels."""
-        return not self.excludes_label
+        return not self.excludes_label and not self.has_log_sums
+
+    @property
+    def has_log_sums(self) -> bool:
+        """Whether the loss keeps a number for each example, the argument `log_sums`."""
+        return issubclass(self.make, LogSumLoss)
 
     @property
     def distinct(self) -> bool:
@@ -179,6 +185,7 @@ LOSSES: dict[str, LossSpec] = {
     "warp": LossSpec(WARPLoss, classifier=True),
     "bilateral": LossSpec(BilateralSoftmaxLoss),
     "one-vs-each": LossSpec(OneVsEachLoss),
+    "moving-average": LossSpec(MovingAverageLoss),
 }
 
 
