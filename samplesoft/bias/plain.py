@@ -14,6 +14,7 @@ B. One integral instead of the mean, for draws that are not the label.
 C. Other schemes, which differ in the base mass of S, and the weight and probability of a draw.
 D. Second moments, with one more power of u in the integral.
 E. Draws without replacement, as a race of exponential clocks.
+F. A running estimate in place of S: a product of one integrand at many scales.
 
 Equations (B..) are in ``README.md`` in this folder. About 11 decimals are right, if the ratios
 exp(logits) / q are within a factor of 1e10 of each other. `samplesoft.exact_bias` has full
@@ -208,3 +209,37 @@ def set_probabilities(q, m):
             before = [j for j in chosen if j != last]
             density += t_last[:, last] * rung[:, before].prod(axis=1)
         yield chosen, float((STEP * t) @ (density * late))
+
+
+# F. a running estimate ---------------------------------------------------------------------------
+def bias_of_moving_average(logits, label, q, m, gamma):
+    """Return the bias (n,) of the gradient in the logits, if U replaces S, in the long run.
+
+    U <- (1 - gamma) U + gamma S at each visit. So U is a sum of gamma (1 - gamma)^i S_i over the
+    visits, i = 0 being the newest, and E exp(-y U) is the product of E exp(-u S) at the scales
+    u = y gamma (1 - gamma)^i, (B89). In log u they are equidistant: with a step that divides their
+    distance, each product is the product `lag` nodes before, times one factor. The gradient of
+    class j is its mass in the newest S, divided by U.
+    """
+    e = softmax(logits)
+    dist = exclude_label(q, label)
+    r = ratios(e, dist)
+    distance = -math.log(1.0 - gamma)
+    lag = math.ceil(distance / STEP)
+    step = distance / lag
+    start = -math.log(e[label] + r.max()) - 34.0
+    stop = math.log(800.0 / (e[label] + r[dist > 0.0].min()))
+    u = np.exp(np.arange(start, stop, step))  # y gamma
+
+    decay = np.exp(-np.outer(u, r / m))
+    transform = decay @ dist  # T
+    log_product = -u * e[label] + m * np.log(transform)
+    for k in range(len(u)):  # the visits before; at the first nodes they give exp(-(1 - gamma) y)
+        log_product[k] += log_product[k - lag] if k >= lag else -u[k] * (1.0 - gamma) / gamma
+
+    weights = step * (u / gamma) * np.exp(log_product) / transform  # dy = y d(log y)
+    gradient = e * (weights @ decay)
+    gradient[label] = 0.0
+    gradient[label] = -gradient.sum()
+    e[label] -= 1.0
+    return gradient - e

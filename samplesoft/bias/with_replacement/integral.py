@@ -288,29 +288,37 @@ def bias_of_classes(
     `draws` and `ratios` are those of the classes. For a chunk, `others` must be the sum of the bias
     over all classes of the example except the label.
     """
-    atoms = flows.atoms
-    class_flows = draws.draw_probs * ratios.kappa
+    class_flows = flows_of_classes(flows.atoms, flows.values, draws, ratios)
     total = flows.total
+    if others is None and not draws.scheme.label_is_a_draw:
+        total = float(class_flows.sum())  # with this total the bias sums to 0 up to rounding
+
+    return assemble(draws, class_flows, total, flows.label_flow, others)
+
+
+def flows_of_classes(atoms: Atoms, values: FloatArray, draws: Draws, ratios: Ratios) -> FloatArray:
+    """Return the flows (n,) of all classes of an example, or of a chunk of them.
+
+    `values` (A,) are Phi of (B23) at the atoms; `draws` and `ratios` are those of the classes.
+    """
+    class_flows = draws.draw_probs * ratios.kappa
     if atoms.panel_ids is None:
         # each class that can be drawn is an atom; if draws of the label are masked, the last atom
         # stands for them
         active = draws.draw_probs > 0.0
         by_class = np.empty(len(atoms.order))
-        by_class[atoms.order] = flows.values
+        by_class[atoms.order] = values
         class_flows[active] *= by_class[: active.sum()]
     elif len(atoms.panel_ids):
         panel, s = atoms.panel_positions(ratios)
-        values = atoms.by_panel(flows.values)[:, None]
-        coefficients = values @ panels.coefficient_matrix()
+        of_panels = atoms.by_panel(values)[:, None]
+        coefficients = of_panels @ panels.coefficient_matrix()
 
         def work(part: slice) -> None:
             class_flows[part] *= panels.evaluate(panel[part], s[part], coefficients)[0]
 
         thread_for_each(work, chunks(len(class_flows), CLASS_CHUNK))
-    if others is None and not draws.scheme.label_is_a_draw:
-        total = float(class_flows.sum())  # with this total the bias sums to 0 up to rounding
-
-    return assemble(draws, class_flows, total, flows.label_flow, others)
+    return class_flows
 
 
 def _log_pair_scale(log_r_label: float) -> float:
