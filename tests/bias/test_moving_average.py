@@ -176,7 +176,7 @@ def test_simulation_finds_a_wrong_bias():
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_small_gamma_has_the_limit(scheme):
-    """m / gamma times the bias: (B94) of the README."""
+    """m / gamma times the bias: (B93) of the README."""
     rng = np.random.default_rng(2)
     logits, label, q, m = rng.normal(size=7), 3, rng.dirichlet(np.ones(7)), 3
     p = np.exp(logits - np.logaddexp.reduce(logits))

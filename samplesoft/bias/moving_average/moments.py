@@ -146,8 +146,8 @@ def _variance(
     if not math.isnan(state):
         return variance / memory.gamma**2, error / memory.gamma**2
 
-    # SCENT in the long run, (B92). A is the fraction of the old state in S + e_t / alpha, and V
-    # the factor 1 / U, a linear recursion: V <- A (V + alpha), up to the scale e_t.
+    # SCENT in the long run, (B92). A is the fraction of the old state, of mass w, in S + w, and R is
+    # 1 / U, a linear recursion: R <- A (R + 1 / w).
     of_state = np.zeros((len(extended), 1))
     of_state[-1] = 1.0
     variance_of_a, _ = _sampled_variance(memory.example, with_state, of_state)
@@ -159,7 +159,7 @@ def _variance(
             "probability of the label."
         )
     denominator = fraction * (2.0 - fraction) - variance_of_a  # 1 - E[A**2]
-    mean_square = (2.0 - fraction) / (fraction * denominator)  # of (V + alpha) / alpha
+    mean_square = (2.0 - fraction) / (fraction * denominator)  # of w R + 1
     mean_of_numerator = fraction * mean
     spread = float(mean_of_numerator @ mean_of_numerator) * variance_of_a
     spread /= fraction**2 * denominator
