@@ -118,6 +118,8 @@ class ClusterSampler(Sampler):
     ----------
     .. [1] J. Chen et al., "Fast Variational AutoEncoder with Inverted Multi-Index for
        Collaborative Filtering", WWW 2022, draw through cells of a product quantiser.
+    .. [2] W. Bendada and G. Salha-Galvan, "Two-Level Softmax Sampling Done Right", 2026, draw a
+       cell by the same mass, with the full covariance and on one level, and do not correct for q.
 
     Examples
     --------
