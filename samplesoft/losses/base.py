@@ -70,7 +70,7 @@ class Gradients:
     db : SparseRows or None
         Gradient in the class biases, with values (k,); None without biases.
     d_log_sums : ndarray of float64, shape (B,), or None
-        Gradient in the `log_sums` of a `DoubleSumLoss`; None for other losses.
+        Gradient in the `log_sums` of a `DoubleSumLoss` or `SafeKLLoss`; None for other losses.
     """
 
     dh: NDArray[Any]
@@ -128,8 +128,8 @@ class Batch:
     biases : ndarray, shape (n,), or None
         Class biases.
     log_sums : ndarray of float64, shape (B,), or None
-        The `log_sums` that a `DoubleSumLoss` has used: its argument, of which `forward` may have
-        raised values. None for other losses.
+        The `log_sums` that a loss of `samplesoft.losses.log_sums` has used: its argument, which
+        `forward` may have changed, in a copy. None for other losses.
     """
 
     contexts: Rows
@@ -335,6 +335,18 @@ class Loss(ABC):
 
         z = contexts if self.tau == 1.0 else arrays.times(contexts, self.tau)
         return Batch(contexts, norms, z, rows, targets, offsets)
+
+    def with_log_sums(self, batch: Batch, log_sums: ArrayLike | None) -> Batch:
+        """Return a batch from `check_batch` with `log_sums`; raise if the loss does not use them.
+
+        Most losses do not; `samplesoft.losses.log_sums` has those that do.
+        """
+        if log_sums is not None:
+            raise TypeError(
+                f"`log_sums` must be None for {type(self).__name__}, which keeps no number for an "
+                f"example, got {type(log_sums).__name__}; leave it out, or use a MovingAverageLoss."
+            )
+        return batch
 
     def _check_labels(self, labels: Any, batch_size: int, n: int) -> Targets:
         """Return the (example, label) pairs of a batch; raise unless all labels are below n."""

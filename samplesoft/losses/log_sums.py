@@ -7,16 +7,28 @@ The softmax loss is the logarithm of a sum, and the logarithm of an unbiased est
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from samplesoft._moving_average import as_log_sums, as_moving_average
-from samplesoft._validation import FloatArray, as_nonnegative, as_positive, as_real_array
-from samplesoft.losses.base import Batch, Cache, Gradients
-from samplesoft.losses.sampled import LossKernel, SampledLoss, softmax_kernel
+from samplesoft._jit import njit, njit_bare
+from samplesoft._validation import (
+    FloatArray,
+    as_array,
+    as_fraction,
+    as_nonnegative,
+    as_positive,
+    as_real_array,
+    short_repr,
+)
+from samplesoft.losses.base import Batch, Cache, Gradients, Targets
+from samplesoft.losses.differentiate import name_after_kernels
+from samplesoft.losses.sampled import SOFTMAX, Kernel, LossKernel, SampledLoss
+from samplesoft.losses.step import Floats, Pairs
 from samplesoft.samplers.base import Draw, Rows
 from samplesoft.schemes import Scheme, select
 
@@ -28,8 +40,6 @@ class LogSumLoss(SampledLoss):
     :math:`u + e^{L - u} - 1`, and its gradient is the gradient of L times :math:`e^{L - u}`. A
     subclass says which u is used, in `_next_log_sums`.
     """
-
-    requires_log_sums: ClassVar[bool] = True
 
     def forward(
         self,
@@ -75,13 +85,9 @@ class LogSumLoss(SampledLoss):
 
     def with_log_sums(self, batch: Batch, log_sums: ArrayLike | None) -> Batch:
         """Return a batch from `check_batch` with a checked copy of `log_sums` (B,)."""
-        if batch.targets.example_ids is not None:
-            raise TypeError(
-                f"`labels` must hold one label an example for {type(self).__name__}, got a matrix; "
-                "make an example, with a number in `log_sums`, of each pair of example and label."
-            )
+        self.require_one_label(batch.targets)
         if log_sums is None:
-            return batch
+            raise self._no_log_sums_error()
 
         sums = self._checked_log_sums(log_sums).copy()
         if sums.shape != batch.targets.labels.shape:
@@ -91,17 +97,28 @@ class LogSumLoss(SampledLoss):
             )
         return replace(batch, log_sums=sums)
 
+    def require_one_label(self, targets: Targets) -> None:
+        """Raise TypeError unless each example has one label."""
+        if targets.example_ids is not None:
+            raise TypeError(
+                f"`labels` must hold one label an example for {type(self).__name__}, got a matrix; "
+                "make an example, with a number in `log_sums`, of each pair of example and label."
+            )
+
     def _checked_log_sums(self, log_sums: ArrayLike) -> FloatArray:
         return as_real_array("log_sums", log_sums, (1,))
+
+    def _no_log_sums_error(self) -> TypeError:
+        return TypeError(
+            f"`log_sums` must be given to {type(self).__name__}.forward, a number for each "
+            "example of the batch, got None; start from numpy.log(num_classes)."
+        )
 
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        if batch.log_sums is None:  # for example if called by a layer that does not pass them
-            raise TypeError(
-                f"`log_sums` must be given to {type(self).__name__}.forward, a number for each "
-                "example of the batch, got None; start from numpy.log(num_classes)."
-            )
+        if batch.log_sums is None:  # the caller has not called `with_log_sums`
+            raise self._no_log_sums_error()
 
         losses, saved = super()._forward(batch, draw, label_log_count)
         assert draw is not None
@@ -123,7 +140,7 @@ class LogSumLoss(SampledLoss):
         return super()._backward(batch, saved_softmax, weights * np.exp(gaps))
 
     def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
-        return LossKernel(softmax_kernel, shift_invariant=True)
+        return SOFTMAX
 
 
 class DoubleSumLoss(LogSumLoss):
@@ -403,6 +420,33 @@ class SafeKLLoss(LogSumLoss):
         return replace(gradients, d_log_sums=weights * d_u)
 
 
+def as_moving_average(
+    gamma: Any, alpha: Any, *, alpha_name: str = "alpha"
+) -> tuple[float | None, float | None]:
+    """Return checked `gamma` and `alpha`, one of which is None; without either, the default.
+
+    `alpha_name` is the name of the argument `alpha` in errors.
+    """
+    if gamma is not None and alpha is not None:
+        raise ValueError(
+            f"`{alpha_name}` must be left out where `gamma` is given, got {short_repr(alpha)} and "
+            f"{short_repr(gamma)}; both say how fast the running estimate moves."
+        )
+    if alpha is not None:
+        return None, as_positive(alpha_name, alpha)
+    rate = as_fraction("gamma", DEFAULT_GAMMA if gamma is None else gamma)
+    return as_positive("gamma", rate), None
+
+
+def as_log_sums(name: str, value: ArrayLike) -> FloatArray:
+    """Return log-sums (B,) as float64 numbers, which may be -inf; raise if they are malformed."""
+    array = as_array(name, value)
+    if array.dtype.kind == "f":
+        is_new = np.isneginf(array)
+        return np.where(is_new, -np.inf, as_real_array(name, np.where(is_new, 0.0, array), (1,)))
+    return as_real_array(name, array, (1,))
+
+
 def moved_log_sums(
     log_sums: FloatArray, losses: FloatArray, gamma: float | None, alpha: float | None
 ) -> FloatArray:
@@ -410,17 +454,72 @@ def moved_log_sums(
 
     A log-sum of -inf becomes L.
     """
-    if alpha is None:
-        assert gamma is not None
-        if gamma == 1.0:
-            return losses.copy()
-        moved = np.logaddexp(np.log1p(-gamma) + log_sums, np.log(gamma) + losses)
+    return _moved_log_sums(log_sums, losses, gamma or 0.0, alpha or 0.0)
+
+
+@njit
+def _moved_log_sums(
+    log_sums: FloatArray, losses: FloatArray, gamma: float, alpha: float
+) -> FloatArray:
+    moved = np.empty(len(losses))
+    for b in range(len(losses)):
+        moved[b] = _moved_log_sum(log_sums[b], losses[b], gamma, alpha)
+    return moved
+
+
+@njit
+def _moved_log_sum(log_sum: float, loss: float, gamma: float, alpha: float) -> float:
+    """Return what `moved_log_sums` returns for one example; `gamma` or `alpha` is 0 for None."""
+    if log_sum == -np.inf or gamma == 1.0:
+        return loss
+    if gamma > 0.0:
+        moved = np.logaddexp(math.log1p(-gamma) + log_sum, math.log(gamma) + loss)
     else:
         # U (1 + alpha exp(L)) / (1 + alpha U), without the overflow of alpha U
-        log_alpha = np.log(alpha)
-        growth = np.logaddexp(-log_alpha, losses)
-        moved = growth - np.logaddexp(0.0, -log_alpha - log_sums)
-    return np.where(np.isneginf(log_sums), losses, moved)
+        log_alpha = math.log(alpha)
+        moved = np.logaddexp(-log_alpha, loss) - np.logaddexp(0.0, -log_alpha - log_sum)
+    return float(moved)
+
+
+@cache
+def make_averaging_differentiator(differentiate: Kernel) -> Kernel:
+    """Return a differentiator of a `MovingAverageLoss`, for fused training.
+
+    `differentiate` is a differentiator of sampled softmax; see `samplesoft.losses.differentiate`.
+    Its loss L and its derivatives are replaced by the value and the derivatives of the moving
+    average. The `parameters` are the log-sums (P,) of the examples, which have one label each, and
+    gamma and alpha, one of which is 0. The log-sums of the pairs [start, stop) are overwritten by
+    the new ones.
+    """
+
+    def differentiate_averages(
+        pairs: Pairs,
+        start: int,
+        stop: int,
+        parameters: Any,
+        weights: FloatArray,
+        logits: Floats,
+        losses: FloatArray,
+        d_labels: Floats,
+        d_sampled: Floats,
+    ) -> None:
+        log_sums, gamma, alpha = parameters
+        differentiate(pairs, start, stop, (), weights, logits, losses, d_labels, d_sampled)
+
+        for p in range(start, stop):
+            log_sum = _moved_log_sum(log_sums[p], losses[p], gamma, alpha)
+            log_sums[p] = log_sum
+            gap = losses[p] - log_sum
+            losses[p] = log_sum + math.expm1(gap)
+
+            factor = math.exp(gap)
+            d_labels[p] *= factor
+            row = d_sampled[pairs.example_ids[p] - pairs.first_example]
+            scale = row.dtype.type(factor)
+            for k in range(len(row)):
+                row[k] *= scale
+
+    return njit_bare(name_after_kernels(differentiate_averages, differentiate))
 
 
 def _log_draw_ratios(losses: FloatArray, d_sampled: Rows, draw: Draw) -> FloatArray:

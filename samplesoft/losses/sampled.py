@@ -402,7 +402,7 @@ class SampledSoftmaxLoss(SampledLoss):
         return gradients
 
     def _kernel_for_draw(self, draw: Draw, num_classes: int) -> LossKernel:
-        return _SOFTMAX
+        return SOFTMAX
 
 
 def losses_and_derivatives(
@@ -564,6 +564,6 @@ def loss_from_masses(label_mass: float, sampled_mass: float, label_gap: float) -
     return label_gap + math.log(label_mass + sampled_mass)
 
 
-_SOFTMAX = LossKernel(
+SOFTMAX = LossKernel(
     softmax_kernel, merge=merge_exponentials, adds_exponentials=True, shift_invariant=True
 )

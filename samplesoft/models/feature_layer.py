@@ -100,6 +100,7 @@ class FeatureLayer(SoftmaxLayer):
         h: Any,
         labels: Any,
         *,
+        log_sums: ArrayLike | None = None,
         weights: ArrayLike | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> tuple[Any, FeatureCache]:
@@ -109,7 +110,7 @@ class FeatureLayer(SoftmaxLayer):
         ----------
         h : ndarray or scipy.sparse CSR matrix, shape (B, v)
             Inputs, in the dtype of the class vectors.
-        labels, weights, rng
+        labels, log_sums, weights, rng
             As for `SoftmaxLayer.forward`.
 
         Returns
@@ -137,6 +138,7 @@ class FeatureLayer(SoftmaxLayer):
             local_labels = _local_labels(labels, targets, classes)
         block = self._copy_weights(features, classes)
         batch = self.loss.check_batch(contexts, np.ascontiguousarray(block.T), local_labels, None)
+        batch = self.loss.with_log_sums(batch, log_sums)
         value, cache = self.loss.forward_batch(
             batch, draw, label_log_count=log_count, weights=weights
         )

@@ -190,6 +190,7 @@ class SoftmaxLayer:
         h: ArrayLike,
         labels: Any,
         *,
+        log_sums: ArrayLike | None = None,
         weights: ArrayLike | None = None,
         rng: int | np.random.Generator | None = None,
     ) -> tuple[Any, Cache]:
@@ -201,6 +202,10 @@ class SoftmaxLayer:
             Context vectors.
         labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
             Labels, as in `Loss.forward`.
+        log_sums : array_like, shape (B,), optional
+            The number u of each example, for losses that keep one, such as `MovingAverageLoss`;
+            not changed in place. The new numbers are ``cache.batch.log_sums``. By default all
+            examples of a `MovingAverageLoss` are new; other such losses need the argument.
         weights : array_like, shape (B,), optional
             Weights of the examples' losses. Samplers do not observe labels of examples of weight 0.
         rng : int or numpy.random.Generator or None
@@ -224,6 +229,7 @@ class SoftmaxLayer:
         rows = self.parameters["class_embeddings"]
         biases = self.parameters["biases"] if "biases" in self.parameters else None
         batch = self.loss.check_batch(h, rows, labels, biases)
+        batch = self.loss.with_log_sums(batch, log_sums)
         draw, log_count = self._draw(batch.contexts, batch.targets, rng)
         result = self.loss.forward_batch(batch, draw, label_log_count=log_count, weights=weights)
 
