@@ -9,6 +9,7 @@ import numpy as np
 from samplesoft._jit import is_kernel
 from samplesoft.losses.base import Loss
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.log_sums import MovingAverageLoss
 from samplesoft.losses.logistic import FullLogisticLoss, logistic_kernel, merge_softplus
 from samplesoft.losses.multilevel import MultilevelLoss
 from samplesoft.losses.sampled import (
@@ -24,11 +25,13 @@ from samplesoft.samplers.base import Draw, Sampler
 
 # Methods that a fused step does not call, because it does their work in compiled code. If a loss or
 # an optimizer overrides one of them, the model is trained step by step.
+_LOSS_METHODS = ("forward", "forward_batch", "backward", "check_batch")
 _REPLACED_METHODS: dict[Any, tuple[str, ...]] = {
-    Loss: ("forward", "forward_batch", "backward", "check_batch"),
+    Loss: _LOSS_METHODS,
+    MovingAverageLoss: (*_LOSS_METHODS, "with_log_sums", "_next_log_sums"),
     Optimizer: ("step", "parameters_with_states", "advance"),
 }
-_SAMPLED_LOSSES: tuple[type[Loss], ...] = (SampledLoss, SampledSoftmaxLoss)
+_SAMPLED_LOSSES: tuple[type[Loss], ...] = (SampledLoss, SampledSoftmaxLoss, MovingAverageLoss)
 # The kernels of losses over all classes. Fused training treats such a loss as a sampled loss that
 # draws each class exactly once.
 FULL_LOSSES: dict[type[Loss], LossKernel] = {
@@ -56,7 +59,9 @@ def why_step_by_step(model: LinearSoftmax, optimizer: Optimizer | None) -> str |
     sampler = model.softmax.sampler
     if model.settings.embedding_dim is None:
         return "a model without embeddings has class vectors as long as its inputs"
-    if supported_base_loss(loss) is None or _overrides_replaced_method(Loss, loss):
+    keeps_sums = isinstance(loss, MovingAverageLoss)
+    base_loss = MovingAverageLoss if keeps_sums else Loss
+    if supported_base_loss(loss) is None or _overrides_replaced_method(base_loss, loss):
         return f"{type(loss).__name__} has a forward or a backward pass of its own"
     if loss.reduction != "sum":
         return f"reduction={loss.reduction!r} is not the sum of the examples' losses"
@@ -100,7 +105,7 @@ def supported_base_loss(loss: Loss) -> type[Loss] | None:
     """
     for base in (*_SAMPLED_LOSSES, *FULL_LOSSES):
         passes = type(loss)._forward, type(loss)._backward
-        if passes == (base._forward, base._backward):
+        if isinstance(loss, base) and passes == (base._forward, base._backward):
             return base
     return None
 

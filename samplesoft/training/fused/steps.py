@@ -12,6 +12,11 @@ from samplesoft._limits import ignore_overflow
 from samplesoft._validation import FloatArray
 from samplesoft.losses.base import Loss, checked_targets
 from samplesoft.losses.differentiate import make_merged_differentiator, make_row_differentiator
+from samplesoft.losses.log_sums import (
+    MovingAverageLoss,
+    as_log_sums,
+    make_averaging_differentiator,
+)
 from samplesoft.losses.sampled import LossKernel, SampledLoss
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers.base import Optimizer
@@ -42,6 +47,7 @@ def take_steps(
     *,
     draws: StepDraws | None = None,
     first_entry: int = 0,
+    log_sums: FloatArray | None = None,
 ) -> FloatArray:
     """Train a model on examples in one compiled call, and return the loss of each step.
 
@@ -65,6 +71,9 @@ def take_steps(
         Drawn classes of each step; by default drawn with the first seed.
     first_entry : int
         Number of input entries of earlier steps for which dropout has used the same seed.
+    log_sums : ndarray of float64, shape (N,), optional
+        For a `MovingAverageLoss`: the number of each example, overwritten by the new one unless an
+        error is raised. An example must not occur twice. By default all examples are new.
 
     Returns
     -------
@@ -96,6 +105,16 @@ def take_steps(
     # subtract the offset of the loss from all corrections; that adds it to all scores
     offset = getattr(loss, "offset", 0.0)
     draws = draws._replace(log_counts=draws.log_counts - offset)
+
+    sums = None
+    if isinstance(loss, MovingAverageLoss):
+        loss.require_one_label(targets)
+        sums = np.full(x.shape[0], -np.inf)
+        if log_sums is not None:
+            sums[:] = as_log_sums("log_sums", log_sums)
+        rates = loss.gamma or 0.0, loss.alpha or 0.0
+        draws = draws._replace(loss_kernel=loss_kernel._replace(parameters=(sums, *rates)))
+
     step_sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
     example_weights = weights / np.repeat(step_sizes, step_sizes)
 
@@ -112,6 +131,8 @@ def take_steps(
         differentiate = make_merged_differentiator(
             loss_kernel.kernel, loss_kernel.merge, keeps_hits
         )
+    if sums is not None:
+        differentiate = make_averaging_differentiator(differentiate)
     merges = loss_kernel.merge is not None and loss_kernel.adds_exponentials
     run = make_step_runner(
         differentiate, make_row_updater(optimizer._kernel), merges and not settings.absolute
@@ -128,6 +149,8 @@ def take_steps(
             f"a loss or a gradient is not finite, or too large for {model.dtype}"
         )
 
+    if log_sums is not None and sums is not None:
+        log_sums[:] = sums
     return means
 
 
