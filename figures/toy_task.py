@@ -31,6 +31,7 @@ TOY_LOSSES = tuple(
     for name, spec in LOSSES.items()
     if not spec.absolute
     and not spec.on_tree
+    and not spec.has_log_sums
     and (not spec.draws or (spec.shares_draws and spec.distinct))
 )
 _PROJECTION, _SOFTMAX, _TEST, _STEP = range(4)  # streams of the seed

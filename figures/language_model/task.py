@@ -23,6 +23,7 @@ from samplesoft._validation import (
     as_positive,
     require_instance,
 )
+from samplesoft.losses import LOSSES
 from samplesoft.models import SoftmaxSettings
 from samplesoft.models.linear import uniform_weights
 from samplesoft.training import Task
@@ -83,6 +84,11 @@ class LanguageModelSettings(SoftmaxSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if LOSSES[self.loss].has_log_sums:
+            raise ValueError(
+                f"`loss` must not keep a number for each example, got {self.loss!r}; take another "
+                "such as 'sampled-masked'."
+            )
         for name in ("embedding_dim", "num_layers", "batch_size", "num_steps", "hold"):
             as_count(name, getattr(self, name))
         as_count("seed", self.seed, 0)

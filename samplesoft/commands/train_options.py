@@ -31,6 +31,7 @@ from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.data.interactions import enlarged_to_shape
 from samplesoft.distributed.linear_softmax import require_shardable
 from samplesoft.losses.base import LABEL_REDUCTIONS
+from samplesoft.losses.log_sums import DEFAULT_GAMMA
 from samplesoft.losses.registry import LOSSES
 from samplesoft.optimizers.registry import OPTIMIZERS
 from samplesoft.samplers.registry import SAMPLERS
@@ -146,7 +147,8 @@ MODELS = {
 def _model_options(model: ModelCommand) -> Options:
     """Return the options for the fields of `RetrievalSettings`, and ``--no-embedding``."""
     defaults = RetrievalSettings
-    losses = [name for name, spec in LOSSES.items() if spec.several_labels]
+    # losses with a number for each example take data with one label an example
+    losses = [name for name, spec in LOSSES.items() if spec.several_labels or spec.has_log_sums]
 
     return {
         "loss": Option(
@@ -230,6 +232,18 @@ def _model_options(model: ModelCommand) -> Options:
         ),
         "negative_weight": Option(
             "weight of the log-sum-exp of the draws with --loss bilateral (default 1.2)",
+            parse=positive_float,
+            metavar="N",
+        ),
+        "gamma": Option(
+            "weight of the new draws in the running estimates of --loss moving-average, at most 1 "
+            f"(default {DEFAULT_GAMMA}); examples must have one label each",
+            parse=positive_float,
+            metavar="N",
+        ),
+        "scent_alpha": Option(
+            "step size of the running estimates of --loss moving-average, in place of --gamma: "
+            "alpha of SCENT",
             parse=positive_float,
             metavar="N",
         ),
@@ -368,6 +382,8 @@ def make_settings(values: dict[str, Any], sharded: bool) -> RetrievalSettings:
     sampler = values.get("sampler", RetrievalSettings.sampler)
     if loss != "bilateral":
         refuse_useless_options(values, ["negative_weight"], f"--loss {loss}")
+    if not LOSSES[loss].has_log_sums:
+        refuse_useless_options(values, ["gamma", "scent_alpha"], f"--loss {loss}")
 
     if LOSSES[loss].draws:
         spec = SAMPLERS[sampler]

@@ -17,6 +17,7 @@ from samplesoft._memory import require_bytes
 from samplesoft._random import mix64, stream_key, uniform_block, uniform_slice
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (
+    FloatArray,
     IntArray,
     as_array_dict,
     as_count,
@@ -25,9 +26,12 @@ from samplesoft._validation import (
     as_real_array,
     make_arrays_writable,
     require_instance,
+    short_repr,
 )
+from samplesoft.losses.base import Batch
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.hierarchical import two_level_tree
+from samplesoft.losses.log_sums import MovingAverageLoss, as_moving_average
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows
@@ -53,6 +57,7 @@ _CHUNK_ENTRIES = 1 << 17  # input entries that are processed at a time
 _CHUNK_SCORES = 1 << 24  # scores that are computed at a time
 # random streams, one for each purpose
 _EMBEDDING, _CLASSES, _SAMPLER, _DROPOUT, _DRAWS = map(np.uint64, range(5))
+_RATES = ("gamma", "scent_alpha")  # fields for a `MovingAverageLoss`
 _DEFAULT_TOTAL_PENALTY = 0.003  # default `alpha` times the number of classes
 
 
@@ -90,6 +95,10 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     negative_weight : float, optional
         Weight of the log-sum-exp of the draws in ``loss="bilateral"``, by default as in
         `samplesoft.losses.BilateralSoftmaxLoss`; not used by other losses.
+    gamma, scent_alpha : float, optional
+        Arguments `gamma` and `alpha` of `samplesoft.losses.MovingAverageLoss`, for
+        ``loss="moving-average"`` only: how fast running estimates move. At most one may be given;
+        by default `gamma` is that of the loss.
     mask_other_labels : bool
         Whether the negatives of a label exclude the other labels of the example.
     loss, tau, normalize, sampler, num_sampled, num_certain, nu, num_features, shared, update_every
@@ -108,6 +117,8 @@ class LinearSoftmaxSettings(SoftmaxSettings):
     label_reduction: str = "pal-n"
     mask_other_labels: bool = True
     negative_weight: float | None = None
+    gamma: float | None = None
+    scent_alpha: float | None = None
 
     _loss_fields = (*SoftmaxSettings._loss_fields, "label_reduction", "mask_other_labels")
 
@@ -123,6 +134,7 @@ class LinearSoftmaxSettings(SoftmaxSettings):
                 "of norm 1 cannot fall to the -log n of classes that are rare; leave it out."
             )
 
+        self._check_rates()
         tree = {"tree": two_level_tree([1.0])} if LOSSES[self.loss].on_tree else {}
         # make a loss only to validate its options
         make_loss(self.loss, **tree, **self._loss_options())
@@ -144,13 +156,27 @@ class LinearSoftmaxSettings(SoftmaxSettings):
         options = super()._loss_options()
         if self.negative_weight is not None and LOSSES[self.loss].make is BilateralSoftmaxLoss:
             options["negative_weight"] = self.negative_weight
+        if LOSSES[self.loss].make is MovingAverageLoss:
+            options |= {"gamma": self.gamma, "alpha": self.scent_alpha}
         return options
 
+    def _check_rates(self) -> None:
+        """Raise unless the loss takes `gamma` and `scent_alpha`, or both are None."""
+        for name in _RATES:
+            value = getattr(self, name)
+            if value is not None and LOSSES[self.loss].make is not MovingAverageLoss:
+                raise ValueError(
+                    f"`{name}` must be None with loss={self.loss!r}, got {short_repr(value)}; it "
+                    "is for loss='moving-average'."
+                )
+        as_moving_average(self.gamma, self.scent_alpha, alpha_name="scent_alpha")
+
     def config(self) -> dict[str, Any]:
-        """Return the fields by name; `negative_weight` is omitted if it is None."""
+        """Return the fields by name, without newer ones that are None."""
         config = asdict(self)
-        if self.negative_weight is None:  # older files do not have this key
-            del config["negative_weight"]
+        for name in ("negative_weight", *_RATES):  # older files do not have these keys
+            if config[name] is None:
+                del config[name]
         return config
 
     def _check_without_embedding(self) -> None:
@@ -361,6 +387,7 @@ class LinearSoftmax:
         x: Any,
         labels: Any,
         *,
+        log_sums: FloatArray | None = None,
         weights: ArrayLike | None = None,
         rng: int | np.random.Generator | None = None,
         draws: int | np.random.Generator | None = None,
@@ -373,6 +400,9 @@ class LinearSoftmax:
             Inputs.
         labels : array_like of int, shape (B,), or scipy sparse matrix, shape (B, n)
             Labels, as in `samplesoft.losses.base.Loss.forward`.
+        log_sums : ndarray of float64, shape (B,), optional
+            For ``loss="moving-average"``: the number of each example, which is overwritten by the
+            new one. By default all examples are new.
         weights : array_like, shape (B,), optional
             Weights of the losses of the examples; by default 1.
         rng : int or numpy.random.Generator or None
@@ -394,6 +424,8 @@ class LinearSoftmax:
         """
         key = stream_key(rng)
         x = self.check_inputs(x)
+        if log_sums is not None:
+            _require_overwritable(log_sums)
         batch_size = x.shape[0]
         example_weights = np.ones(batch_size)
         if weights is not None:
@@ -404,14 +436,20 @@ class LinearSoftmax:
         draws = int(np.uint64(mix64(key, _DRAWS))) if draws is None else draws
 
         # the loss is a sum over examples: weights divided by the batch size give the mean
-        loss_arguments = {"weights": example_weights / batch_size, "rng": draws}
+        loss_arguments = {
+            "log_sums": log_sums,
+            "weights": example_weights / batch_size,
+            "rng": draws,
+        }
 
         if self.settings.embedding_dim is None:
             loss, saved = self.softmax.forward(dropped_inputs, labels, **loss_arguments)
+            _keep_log_sums(getattr(saved, "loss_cache", saved).batch, log_sums)
             return float(loss), with_prefixes({"softmax": self.softmax.backward(saved)[1]})
 
         h, cache = self.embedding.forward(dropped_inputs)
         loss, saved = self.softmax.forward(h, labels, **loss_arguments)
+        _keep_log_sums(saved.batch, log_sums)
         dh, softmax_gradients = self.softmax.backward(saved)
 
         # ignore the derivatives in the inputs: inputs are data, and are not trained
@@ -607,6 +645,23 @@ class LinearSoftmax:
         with ignore_overflow():
             kept_inputs.data /= x.dtype.type(1.0 - rate)
         return kept_inputs
+
+
+def _require_overwritable(log_sums: FloatArray) -> None:
+    """Raise TypeError unless `log_sums` is an array that can take new numbers."""
+    require_instance("log_sums", log_sums, np.ndarray)
+    if log_sums.dtype != np.float64 or not log_sums.flags.writeable:
+        raise TypeError(
+            f"`log_sums` must be a writable array of float64, got {log_sums.dtype}; make one with "
+            "numpy.array(log_sums, float)."
+        )
+
+
+def _keep_log_sums(batch: Batch, log_sums: FloatArray | None) -> None:
+    """Overwrite `log_sums` (B,) by the new ones of a batch; do nothing if it is None."""
+    if log_sums is not None:
+        assert batch.log_sums is not None
+        log_sums[:] = batch.log_sums
 
 
 def _raise_unless_finite(scores: Rows, first_row: int, has_excluded: bool) -> None:

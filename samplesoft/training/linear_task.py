@@ -17,6 +17,7 @@ from scipy import sparse
 from samplesoft._jit import chunks
 from samplesoft._random import OffsetSeed
 from samplesoft._validation import FloatArray, IntArray, as_csr, require_finite
+from samplesoft.losses.log_sums import MovingAverageLoss
 from samplesoft.models.linear import Gradient
 from samplesoft.models.linear_softmax import LinearSoftmax, LinearSoftmaxSettings
 from samplesoft.optimizers.base import Optimizer
@@ -84,6 +85,11 @@ class LinearTask(Task):
         Training examples, set by `use`.
     rows : ndarray of int, shape (k,)
         Indices of the training examples; an epoch uses each once.
+    log_sums : ndarray of float64, shape (N,), or None
+        For ``loss="moving-average"``: the number u of each example of `data`, -inf until it is
+        first used; None for other losses. A number belongs to an example, whatever the epoch, the
+        order and the size of the batches. `use` begins with -inf, because the numbers of other
+        data say nothing about these.
     steps_taken, epochs_begun : int
         Number of steps and of begun epochs since the model was made. The seeds of a step and of
         the order in an epoch depend on them.
@@ -92,6 +98,7 @@ class LinearTask(Task):
     data: Examples
     rows: IntArray
     batch_size: int
+    log_sums: FloatArray | None = None
 
     def __init__(
         self,
@@ -117,18 +124,33 @@ class LinearTask(Task):
         self.steps_taken = self.epochs_begun = 0
         self._epoch: int | None = None  # epoch of `_batches`
         self._batches: list[IntArray] = []  # indices of the examples of each step
+        # indices of the examples of the last single step, and their new log-sums
+        self._moved: tuple[IntArray, FloatArray] | None = None
         self._draws_like_fused = False  # whether single steps use the draws of fused steps
         self._checked_optimizer: Any = None  # optimizer for which the reason below was determined
         self._reason_step_by_step: str | None = None
 
     def use(self, data: Examples, rows: IntArray, batch_size: int) -> None:
-        """Set the training examples for the next epochs: the examples `rows` of `data`."""
+        """Set the training examples for the next epochs: the examples `rows` of `data`.
+
+        The `rows` must be distinct for a loss that keeps a number for each example.
+        """
         self.model.copy_read_only_parameters()
         self.parameters = self.model.parameters
         self.data = data
         self.rows = rows
         self.batch_size = batch_size
         self._checked_optimizer = None
+        self._moved = None
+        self.log_sums = None
+        if isinstance(self.model.softmax.loss, MovingAverageLoss):
+            # a batch, or a fused block, would move the number of an example twice from one value
+            if len(np.unique(rows)) < len(rows):
+                raise ValueError(
+                    "`rows` must be distinct for a loss that keeps a number for each example, got "
+                    "an index twice; remove it, and double the weight of the example."
+                )
+            self.log_sums = np.full(len(data.weights), -np.inf)
 
     @contextmanager
     def using(self, data: Examples, rows: IntArray, batch_size: int) -> Iterator[None]:
@@ -138,6 +160,7 @@ class LinearTask(Task):
             yield
         finally:
             del self.data, self.rows
+            self.log_sums = self._moved = None
             self._checked_optimizer = None
             self._epoch = None
             self._batches = []
@@ -192,7 +215,13 @@ class LinearTask(Task):
         if self._epoch != epoch:
             self.begin_epoch(epoch, index)
         draws = self._draw_seed(index) if self._draws_like_fused else None
-        return self.gradients(*self._rows(self._batches[index]), draws)
+        batch = self._batches[index]
+        if self.log_sums is None:
+            return self.gradients(*self._rows(batch), draws)
+
+        # `after_step` keeps the new numbers, because this method changes no state
+        self._moved = batch, self.log_sums[batch]
+        return self.gradients(*self._rows(batch), draws, self._moved[1])
 
     def learn(self, optimizer: Optimizer, x: Any, labels: Any, weights: FloatArray) -> float:
         """Take one step with `optimizer` on the batch `x` (B, v), and return its mean loss."""
@@ -238,12 +267,14 @@ class LinearTask(Task):
         losses: list[float] = []
 
         for steps in _step_chunks(self.data.X, block, start - block_start, stop - block_start):
-            x, labels, weights = self._rows(np.concatenate(block[steps]))
+            rows = np.concatenate(block[steps])
+            x, labels, weights = self._rows(rows)
             num_entries = x.nnz
             x, labels = self.prepared(x, labels, num_raw)
 
             if steps.start >= start - block_start:
                 self.count(x, labels)
+                log_sums = None if self.log_sums is None else self.log_sums[rows]
                 losses += take_steps(
                     self.model,
                     optimizer,
@@ -254,7 +285,10 @@ class LinearTask(Task):
                     seeds,
                     draws=draws.at_steps(steps),
                     first_entry=num_prepared,
+                    log_sums=log_sums,
                 ).tolist()
+                if self.log_sums is not None:
+                    self.log_sums[rows] = log_sums
             num_raw += num_entries
             num_prepared += x.nnz
 
@@ -294,17 +328,22 @@ class LinearTask(Task):
         return [order[chunk] for chunk in chunks(len(order), batch_size)]
 
     def gradients(
-        self, x: Any, labels: Any, weights: ArrayLike | None = None, draws: int | None = None
+        self,
+        x: Any,
+        labels: Any,
+        weights: ArrayLike | None = None,
+        draws: int | None = None,
+        log_sums: FloatArray | None = None,
     ) -> tuple[float, dict[str, Gradient]]:
         """Return the mean loss of the batch `x` (B, v), and gradients by parameter name.
 
         Dropout and draws use the seed of the next step. If `draws` is given, it is the seed of the
-        draws instead.
+        draws instead. `log_sums` (B,), of the examples, are overwritten by the new ones.
         """
         x, labels = self.prepared(x, labels)
         self.count(x, labels)
         seed = derive_seed(self._seed, _STEP, self.steps_taken)
-        return self.model.step(x, labels, weights=weights, rng=seed, draws=draws)
+        return self.model.step(x, labels, log_sums=log_sums, weights=weights, rng=seed, draws=draws)
 
     def after_step(self, gradients: Mapping[str, Gradient]) -> None:
         """Count a step, and update the sampler for the class vectors that the step has changed.
@@ -313,6 +352,10 @@ class LinearTask(Task):
         cells, and vectors that have moved far are no longer in the right cell.
         """
         self.model.after_step(gradients)
+        if self.log_sums is not None and self._moved is not None:
+            rows, moved = self._moved
+            self.log_sums[rows] = moved
+            self._moved = None
         # rebuild more often in early steps, in which the random initial vectors move most
         num_steps_taken = self.steps_taken + 1
         if num_steps_taken >= _FIRST_REFRESH_STEPS and num_steps_taken & (num_steps_taken - 1) == 0:

@@ -12,6 +12,7 @@ from scipy import sparse
 from samplesoft._jit import chunks
 from samplesoft._random import stream_key
 from samplesoft._validation import (
+    FloatArray,
     IntArray,
     as_count,
     as_csr,
@@ -23,6 +24,7 @@ from samplesoft._validation import (
 )
 from samplesoft.distributed.linear_softmax import require_shardable, shard
 from samplesoft.losses.full import FullSoftmaxLoss
+from samplesoft.losses.log_sums import as_log_sums
 from samplesoft.losses.registry import LOSSES
 from samplesoft.metrics.ranking import MIN_EXAMPLES, propensities, ranking_scores
 from samplesoft.models.linear import Gradient
@@ -61,7 +63,8 @@ class RetrievalSettings(LinearSoftmaxSettings):
     ----------
     loss : str
         Training loss, one that accepts several labels of an example; see
-        `samplesoft.losses.LOSSES`.
+        `samplesoft.losses.LOSSES`. Or ``"moving-average"``, if each example has one label: the task
+        keeps a running estimate for each training example, from epoch to epoch and in checkpoints.
     tau : float, optional
         Inverse temperature; by default 10, and 1 without `normalize`.
     normalize : bool, optional
@@ -100,6 +103,9 @@ class RetrievalSettings(LinearSoftmaxSettings):
         Whether the negatives of a label exclude the other labels of the example; by default True.
     negative_weight : float, optional
         Weight of the log-sum-exp of the draws in the bilateral loss.
+    gamma, scent_alpha : float, optional
+        Arguments `gamma` and `alpha` of `samplesoft.losses.MovingAverageLoss`, for
+        ``loss="moving-average"`` only; at most one of them.
     batch_size : int
         Examples in a batch.
     validation : float
@@ -156,7 +162,8 @@ class RetrievalTask(LinearTask):
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, or no example has a label.
+        If an argument is malformed, no example has a label, or an example has several for a loss
+        that takes one.
     MemoryError
         If the parameters would not fit.
 
@@ -196,6 +203,9 @@ class RetrievalTask(LinearTask):
         inputs, labels = _checked_examples(inputs, labels)
         if self.leave_out:
             _require_same_items(inputs, labels)
+        keeps_sums = LOSSES[settings.loss].has_log_sums
+        if keeps_sums:
+            _require_one_label(labels, settings.loss)
         self.test: Any = None
         self._key = stream_key(settings.seed)
         self._inputs = inputs
@@ -213,8 +223,11 @@ class RetrievalTask(LinearTask):
         counts = np.bincount(labels.indices, minlength=num_columns[1]).astype(np.float64)
         super().__init__(*num_columns, model_settings, counts, self._key)
 
-        unit_weights = np.ones(inputs.shape[0])
-        self.use(Examples(with_unit_rows(inputs), labels, unit_weights), rows, settings.batch_size)
+        training_labels, weights = labels, np.ones(inputs.shape[0])
+        if keeps_sums:
+            training_labels, weights = _one_label_each(labels, settings.label_reduction)
+        examples = Examples(with_unit_rows(inputs), training_labels, weights)
+        self.use(examples, rows, settings.batch_size)
 
     def config(self) -> dict[str, Any]:
         """Return the settings, the numbers of examples and classes, and a hash of the data."""
@@ -305,11 +318,23 @@ class RetrievalTask(LinearTask):
         }
 
     def state(self) -> Arrays:
-        """Return the state of the sampler, without state that is computed from class vectors."""
-        return self.model.state()
+        """Return the state of the sampler, and the log-sums of the examples if the loss has them.
+
+        State that is computed from class vectors is left out.
+        """
+        own = {} if self.log_sums is None else {"log_sums": self.log_sums.copy()}
+        return {**self.model.state(), **own}
 
     def load_state(self, state: Arrays) -> None:
-        """Restore the state of the sampler."""
+        """Restore the state of the sampler and the log-sums, given the result of `state`."""
+        if self.log_sums is not None:
+            log_sums = as_log_sums("log_sums", state["log_sums"])
+            if log_sums.shape != self.log_sums.shape:
+                raise ValueError(
+                    f"`log_sums` must have shape {self.log_sums.shape}, a number for each example, "
+                    f"got {log_sums.shape}; the state is that of another task."
+                )
+            self.log_sums = log_sums
         self.model.load_state(state)
 
     def validate(self) -> dict[str, float]:
@@ -417,6 +442,31 @@ def _checked_examples(inputs: Any, labels: Any) -> tuple[Matrix, Matrix]:
             f"`labels` must hold labels of some examples, got {labels.shape[0]} without any."
         )
     return inputs, labels
+
+
+def _require_one_label(labels: Matrix, loss: str) -> None:
+    """Raise ValueError unless each row has at most one label."""
+    counts = np.diff(labels.indptr)
+    row = int(np.argmax(counts))
+    if counts[row] > 1:
+        raise ValueError(
+            f"`labels` must hold one label an example with loss={loss!r}, got {counts[row]} in row "
+            f"{row}; repeat the example for each of its labels, or use loss='sampled-masked'."
+        )
+
+
+def _one_label_each(labels: Matrix, reduction: str) -> tuple[IntArray, FloatArray]:
+    """Return the label (N,) and the weight (N,) of each example, for rows of at most one label.
+
+    An example without a label, which is not trained on, has the label 0.
+    """
+    has_label = np.diff(labels.indptr) > 0
+    classes = np.zeros(len(has_label), np.int64)
+    classes[has_label] = labels.indices
+    weights = np.ones(len(has_label))
+    if reduction == "pal":  # a sum, in which a label counts by its weight
+        weights[has_label] = labels.data
+    return classes, weights
 
 
 def _require_same_items(inputs: Matrix, labels: Matrix) -> None:
