@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -337,16 +337,21 @@ class Loss(ABC):
         return Batch(contexts, norms, z, rows, targets, offsets)
 
     def with_log_sums(self, batch: Batch, log_sums: ArrayLike | None) -> Batch:
-        """Return a batch from `check_batch` with `log_sums`; raise if the loss does not use them.
+        """Return a batch from `check_batch` with a checked copy of `log_sums` (B,).
 
-        Most losses do not; `samplesoft.losses.log_sums` has those that do.
+        Raises if they do not fit the loss; most losses have none, see `samplesoft.losses.log_sums`.
         """
+        sums = self.checked_log_sums(log_sums, batch.targets)
+        return batch if sums is None else replace(batch, log_sums=sums)
+
+    def checked_log_sums(self, log_sums: ArrayLike | None, targets: Targets) -> FloatArray | None:
+        """Return a checked copy of `log_sums` (B,); None for a loss that has none."""
         if log_sums is not None:
             raise TypeError(
                 f"`log_sums` must be None for {type(self).__name__}, which keeps no number for an "
                 f"example, got {type(log_sums).__name__}; leave it out, or use a MovingAverageLoss."
             )
-        return batch
+        return None
 
     def _check_labels(self, labels: Any, batch_size: int, n: int) -> Targets:
         """Return the (example, label) pairs of a batch; raise unless all labels are below n."""

@@ -83,29 +83,25 @@ class LogSumLoss(SampledLoss):
         batch = self.with_log_sums(batch, log_sums)
         return self.forward_batch(batch, draw, label_log_count=label_log_count, weights=weights)
 
-    def with_log_sums(self, batch: Batch, log_sums: ArrayLike | None) -> Batch:
-        """Return a batch from `check_batch` with a checked copy of `log_sums` (B,)."""
-        self.require_one_label(batch.targets)
-        if log_sums is None:
-            raise self._no_log_sums_error()
-
-        sums = self._checked_log_sums(log_sums).copy()
-        if sums.shape != batch.targets.labels.shape:
-            raise ValueError(
-                f"`log_sums` must have shape {batch.targets.labels.shape}, a number for each "
-                f"example of the batch, got {sums.shape}."
-            )
-        return replace(batch, log_sums=sums)
-
-    def require_one_label(self, targets: Targets) -> None:
-        """Raise TypeError unless each example has one label."""
+    def checked_log_sums(self, log_sums: ArrayLike | None, targets: Targets) -> FloatArray:
+        """Return a checked copy of `log_sums` (B,) for examples that must have one label each."""
         if targets.example_ids is not None:
             raise TypeError(
                 f"`labels` must hold one label an example for {type(self).__name__}, got a matrix; "
                 "make an example, with a number in `log_sums`, of each pair of example and label."
             )
 
-    def _checked_log_sums(self, log_sums: ArrayLike) -> FloatArray:
+        sums = self._as_log_sums(log_sums).copy()
+        if sums.shape != targets.labels.shape:
+            raise ValueError(
+                f"`log_sums` must have shape {targets.labels.shape}, a number for each example of "
+                f"the batch, got {sums.shape}."
+            )
+        return sums
+
+    def _as_log_sums(self, log_sums: ArrayLike | None) -> FloatArray:
+        if log_sums is None:
+            raise self._no_log_sums_error()
         return as_real_array("log_sums", log_sums, (1,))
 
     def _no_log_sums_error(self) -> TypeError:
@@ -317,13 +313,14 @@ class MovingAverageLoss(LogSumLoss):
         super().__init__(**options)
         self.gamma, self.alpha = as_moving_average(gamma, alpha)
 
-    def with_log_sums(self, batch: Batch, log_sums: ArrayLike | None) -> Batch:
-        """Return a batch from `check_batch` with a checked copy of `log_sums` (B,), or of -inf."""
+    def checked_log_sums(self, log_sums: ArrayLike | None, targets: Targets) -> FloatArray:
+        """Return a checked copy of `log_sums` (B,), or -inf (B,) if it is None."""
         if log_sums is None:
-            log_sums = np.full(len(batch.z), -np.inf)
-        return super().with_log_sums(batch, log_sums)
+            log_sums = np.full(len(targets.labels), -np.inf)
+        return super().checked_log_sums(log_sums, targets)
 
-    def _checked_log_sums(self, log_sums: ArrayLike) -> FloatArray:
+    def _as_log_sums(self, log_sums: ArrayLike | None) -> FloatArray:
+        assert log_sums is not None
         return as_log_sums("log_sums", log_sums)
 
     def _next_log_sums(
@@ -341,8 +338,9 @@ class SafeKLLoss(LogSumLoss):
 
     The sum is over the label, of weight 1, and the draws, of weight :math:`1 / (m q_j)`. It is an
     estimate without bias of the same sum over all classes, for every m. As rho tends to 0 it tends
-    to `DoubleSumLoss`. For larger rho it is another objective: the minimum over u is below the
-    softmax loss, by at most rho / 2 times the sum of the squared probabilities of all classes.
+    to `DoubleSumLoss`. For larger rho it is another objective, whose minimum over u is below the
+    softmax loss. For rho up to 1 the difference is at most rho times the sum of the squared
+    probabilities of all classes, and for small rho about half of that.
 
     Parameters
     ----------

@@ -138,6 +138,19 @@ def multilevel(scores, label, ids, counts, block, probability, lib=math):
     return lib.fsum(blocks) / len(blocks) + correction / probability
 
 
+def moving_average(scores, label, ids, counts, average, gamma, lib=math):
+    """Return the new average U, and the gradient (n,) divided by it. Yuan et al. (2022): SogCLR.
+
+    S is the sum over label and draws, over e^o_t: the loss `sampled` is log S, and the gradient of
+    log S is divided by S. Here S is divided by a running average U instead, which is None for a new
+    example. SCENT, Wei et al. (2026), has gamma = alpha U / (1 + alpha U) with the old U.
+    """
+    total = lib.exp(sampled(scores, label, ids, counts, lib))
+    average = total if average is None else (1 - gamma) * average + gamma * total
+    gradient = sampled_gradient(scores, label, ids, counts, lib)
+    return average, [total / average * derivative for derivative in gradient]
+
+
 # a logistic loss for each class -------------------------------------------------------------------
 
 

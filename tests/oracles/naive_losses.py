@@ -92,6 +92,12 @@ def one_vs_each(scores, label, ids, counts, own):
     return plain.one_vs_each(scores, label, ids, counts, mp)
 
 
+def moving_average(scores, label, ids, counts, own):
+    """Of new examples; `test_log_sums` has others."""
+    average, _ = plain.moving_average(scores, label, ids, counts, None, mpf("0.1"), mp)
+    return mp.log(average)
+
+
 ORACLES = {  # of the losses by their names
     "full": full,
     "full-absolute": full,
@@ -115,6 +121,7 @@ ORACLES = {  # of the losses by their names
     "warp": warp,
     "bilateral": bilateral,
     "one-vs-each": one_vs_each,
+    "moving-average": moving_average,
 }
 
 

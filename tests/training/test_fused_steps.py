@@ -8,6 +8,7 @@ import pytest
 from scipy import sparse
 
 from samplesoft._jit import njit
+from samplesoft.losses.log_sums import DoubleSumLoss, LogSumLoss, MovingAverageLoss
 from samplesoft.losses.one_vs_each import one_vs_each_kernel
 from samplesoft.losses.registry import LOSSES
 from samplesoft.losses.sampled import LossKernel, SampledLoss, SampledSoftmaxLoss
@@ -53,8 +54,8 @@ def make(loss, dtype, optimizer="adagrad", **options):
     return model, make_optimizer(optimizer, 0.1)
 
 
-def step_by_step(model, optimizer, x, labels, weights):
-    """Take the same steps by the public path, with the same draws."""
+def step_by_step(model, optimizer, x, labels, weights, log_sums=None):
+    """Take the same steps by the public path, with the same draws; overwrite `log_sums`."""
     layer, total = model.softmax, 0.0
     drawn = None
     if layer.sampler is not None:
@@ -64,6 +65,7 @@ def step_by_step(model, optimizer, x, labels, weights):
         size = part.stop - part.start
         h, cache = model.embedding.forward(x[part])
         batch = layer.loss.check_batch(h, layer.class_embeddings, labels[part], None)
+        batch = layer.loss.with_log_sums(batch, None if log_sums is None else log_sums[part])
         draw, count = None, None
         if drawn is not None:
             inclusion = drawn.log_inclusion
@@ -78,6 +80,8 @@ def step_by_step(model, optimizer, x, labels, weights):
         value, saved = layer.loss.forward_batch(
             batch, draw, label_log_count=count, weights=weights[part] / size
         )
+        if log_sums is not None:
+            log_sums[part] = saved.batch.log_sums
         dh, gradients = layer.backward(saved)
         _, of_embedding = model.embedding.backward(cache, dh)
         gradients = {f"softmax.{name}": g for name, g in gradients.items()}
@@ -122,6 +126,7 @@ OFTEN = {
     "bpr",
     "jackknife-masked",
     "one-vs-each",
+    "moving-average",
 }
 
 
@@ -132,6 +137,8 @@ OFTEN = {
     [pytest.param(x, marks=() if x in OFTEN else pytest.mark.thorough) for x in LOSS_NAMES],
 )
 def test_steps_equal_those_of_the_layer(loss, several):
+    if several and LOSSES[loss].has_log_sums:
+        return  # refused, as below
     x, labels, weights = problem(several, np.float64)
     reduction = {"label_reduction": "ova"} if loss == "nce" and several else {}
     if reduction:
@@ -144,6 +151,73 @@ def test_steps_equal_those_of_the_layer(loss, several):
     assert value == pytest.approx(wanted, rel=1e-12)
     for name, array in other.parameters.items():
         np.testing.assert_allclose(one.parameters[name], array, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gamma": 0.4}, {"scent_alpha": 0.5, "normalize": False, "tau": 1.0}],
+    ids=lambda options: "-".join(options),
+)
+def test_moving_averages_from_call_to_call(options, dtype, threads, monkeypatch):
+    """With gamma = 1 all visits would be as the first; here they are not."""
+    monkeypatch.setattr("samplesoft.training.fused.steps._MIN_PARALLEL_MULTIPLICATIONS", 0)
+    threads(2)
+    x, labels, weights = problem(False, dtype)
+    model, optimizer = make("moving-average", dtype, **options)
+    other, of_other = make("moving-average", dtype, **options)
+    kept = np.linspace(-1.0, 4.0, N)
+    kept[::3] = -np.inf
+    wanted_sums = kept.copy()
+    tolerance = 1e-10 if dtype == np.float64 else 2e-4
+    for _ in range(3):
+        given = x, labels, weights
+        value = np.sum(take_steps(model, optimizer, *given, BATCH, (5, 0), log_sums=kept))
+        wanted = step_by_step(other, of_other, *given, wanted_sums)
+        assert value == pytest.approx(wanted, rel=tolerance)
+        np.testing.assert_allclose(kept, wanted_sums, rtol=tolerance, atol=tolerance)
+    for name, array in other.parameters.items():
+        np.testing.assert_allclose(model.parameters[name], array, rtol=tolerance, atol=tolerance)
+
+
+def test_gamma_of_one_is_sampled_softmax_to_the_bit():
+    x, labels, weights = problem(False, np.float32)
+    results = []
+    for loss, options in (("sampled-masked", {}), ("moving-average", {"gamma": 1.0})):
+        model, optimizer = make(loss, np.float32, **options)
+        values = take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0))
+        results.append((values, *model.parameters.values()))
+    for one, other in zip(*results, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_sums_stay_where_steps_are_refused():
+    x, labels, weights = problem(False, np.float32)
+    model, optimizer = make("moving-average", np.float32)
+    kept = np.zeros(N)
+    several = problem(True, np.float32)[1]
+    with pytest.raises(TypeError, match="`labels` must hold one label an example for Moving"):
+        take_steps(model, optimizer, x, several, weights, BATCH, (5, 0), log_sums=kept)
+    with pytest.raises(ValueError, match=r"`log_sums` must have shape \(150,\), .*got \(149,\)"):
+        take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0), log_sums=kept[1:])
+    with pytest.raises(ValueError, match="`log_sums` must be finite, got nan"):
+        take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0), log_sums=kept + np.nan)
+    weights[70] = 1e30
+    with pytest.raises(FloatingPointError, match="gradient"):
+        take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0), log_sums=kept)
+    assert not kept.any()
+    model, optimizer = make("sampled-masked", np.float32)
+    with pytest.raises(TypeError, match="`log_sums` must be None for SampledSoftmaxLoss"):
+        take_steps(model, optimizer, x, labels, weights, BATCH, (5, 0), log_sums=kept)
+
+
+class Unmoved(MovingAverageLoss):
+    def _next_log_sums(self, log_sums, losses, d_sampled, draw):
+        return losses
+
+
+class OwnSums(LogSumLoss):
+    schemes = {"masked": SCHEMES["masked"]}
 
 
 @pytest.mark.parametrize(
@@ -383,6 +457,9 @@ class PlainMerge(SampledSoftmaxLoss):
         (Backward(scheme="masked", reduction="sum"), "a backward pass of its own"),
         (Forward(scheme="masked", reduction="sum"), "a forward"),
         (Draws(scheme="masked", reduction="sum"), "draws of its own"),
+        (Unmoved(reduction="sum"), "a forward"),
+        (OwnSums(reduction="sum"), "a forward"),
+        (DoubleSumLoss(reduction="sum"), "a forward"),
         (PlainNumba(reduction="sum"), "no kernel of samplesoft's njit"),
         (PlainMerge(scheme="masked", reduction="sum"), "no kernel of samplesoft's njit"),
         (SampledSoftmaxLoss(scheme="masked"), "reduction='mean'"),

@@ -25,10 +25,10 @@ from samplesoft.samplers.base import Draw, Sampler
 
 # Methods that a fused step does not call, because it does their work in compiled code. If a loss or
 # an optimizer overrides one of them, the model is trained step by step.
-_LOSS_METHODS = ("forward", "forward_batch", "backward", "check_batch")
+_LOSS_METHODS = ("forward", "forward_batch", "backward", "check_batch", "with_log_sums")
 _REPLACED_METHODS: dict[Any, tuple[str, ...]] = {
     Loss: _LOSS_METHODS,
-    MovingAverageLoss: (*_LOSS_METHODS, "with_log_sums", "_next_log_sums"),
+    MovingAverageLoss: (*_LOSS_METHODS, "checked_log_sums", "_next_log_sums"),
     Optimizer: ("step", "parameters_with_states", "advance"),
 }
 _SAMPLED_LOSSES: tuple[type[Loss], ...] = (SampledLoss, SampledSoftmaxLoss, MovingAverageLoss)

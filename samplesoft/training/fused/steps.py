@@ -12,11 +12,7 @@ from samplesoft._limits import ignore_overflow
 from samplesoft._validation import FloatArray
 from samplesoft.losses.base import Loss, checked_targets
 from samplesoft.losses.differentiate import make_merged_differentiator, make_row_differentiator
-from samplesoft.losses.log_sums import (
-    MovingAverageLoss,
-    as_log_sums,
-    make_averaging_differentiator,
-)
+from samplesoft.losses.log_sums import MovingAverageLoss, make_averaging_differentiator
 from samplesoft.losses.sampled import LossKernel, SampledLoss
 from samplesoft.models.linear_softmax import LinearSoftmax
 from samplesoft.optimizers.base import Optimizer
@@ -106,12 +102,9 @@ def take_steps(
     offset = getattr(loss, "offset", 0.0)
     draws = draws._replace(log_counts=draws.log_counts - offset)
 
-    sums = None
+    sums = loss.checked_log_sums(log_sums, targets)
     if isinstance(loss, MovingAverageLoss):
-        loss.require_one_label(targets)
-        sums = np.full(x.shape[0], -np.inf)
-        if log_sums is not None:
-            sums[:] = as_log_sums("log_sums", log_sums)
+        # arguments of the differentiator below
         rates = loss.gamma or 0.0, loss.alpha or 0.0
         draws = draws._replace(loss_kernel=loss_kernel._replace(parameters=(sums, *rates)))
 
@@ -131,7 +124,7 @@ def take_steps(
         differentiate = make_merged_differentiator(
             loss_kernel.kernel, loss_kernel.merge, keeps_hits
         )
-    if sums is not None:
+    if isinstance(loss, MovingAverageLoss):
         differentiate = make_averaging_differentiator(differentiate)
     merges = loss_kernel.merge is not None and loss_kernel.adds_exponentials
     run = make_step_runner(
@@ -149,7 +142,7 @@ def take_steps(
             f"a loss or a gradient is not finite, or too large for {model.dtype}"
         )
 
-    if log_sums is not None and sums is not None:
+    if log_sums is not None:
         log_sums[:] = sums
     return means
 
