@@ -15,7 +15,7 @@ d_sampled)``. A call processes the pairs [start, stop), which must be all pairs 
 
 A row differentiator computes, for each pair, a row of logits of the label and all draws. A merged
 differentiator replaces all draws of an example by one merged logit, so that several labels cost no
-more than one.
+more than one. `samplesoft.losses.log_sums` makes a differentiator of moving averages from these.
 
 A differentiator is compiled on first use. `samplesoft.models.SoftmaxLayer` calls it for a batch,
 `samplesoft.training.fused` for blocks of examples of many steps. For kernels in NumPy, which cannot

@@ -225,6 +225,8 @@ MADE: dict[str, Call] = {
     "MultilevelLoss": _call(losses.MultilevelLoss, **_loss, scheme="masked"),
     "OneVsEachLoss": _call(losses.OneVsEachLoss, **_loss),
     "DoubleSumLoss": _call(losses.DoubleSumLoss, **_loss, slack=1.0),
+    "MovingAverageLoss": _call(losses.MovingAverageLoss, **_loss, gamma=0.2),
+    "SafeKLLoss": _call(losses.SafeKLLoss, **_loss, rho=0.1),
     "NCELoss": _call(losses.NCELoss, **_loss, scheme="candidate"),
     "NegativeSamplingLoss": _call(losses.NegativeSamplingLoss, **_loss),
     "GBCELoss": _call(losses.GBCELoss, **_loss, scheme="masked", calibration=0.5),
@@ -501,7 +503,7 @@ def methods_of(thing: Any) -> dict[str, dict[str, Any]]:
         methods["forward"] |= {"draw": _draw(thing)}
         if not thing.needs_label_count:
             methods["forward"]["label_log_count"] = None
-    if isinstance(thing, losses.DoubleSumLoss):
+    if isinstance(thing, losses.DoubleSumLoss | losses.MovingAverageLoss | losses.SafeKLLoss):
         methods["forward"]["log_sums"] = np.ones(2)
     if isinstance(thing, losses.InBatchLoss):  # it follows from the proposal
         methods["forward"]["label_log_count"] = None
