@@ -356,6 +356,7 @@ def test_a_context_of_which_dropout_leaves_nothing_does_not_stop_training(small)
         ({"sampler": "x"}, "sampler"),
         ({"num_sampled": None}, "num_sampled"),
         ({"loss": "full"}, "sampler"),
+        ({"loss": "moving-average"}, "loss"),
         ({"shared": True}, "shared"),
         ({"dropout": 1.0}, "dropout"),
         ({"nu": 0.0}, "nu"),
