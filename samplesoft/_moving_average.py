@@ -13,20 +13,26 @@ from samplesoft._validation import (
     as_fraction,
     as_positive,
     as_real_array,
+    short_repr,
 )
 
 DEFAULT_GAMMA = 0.1  # weight of the new draws in a running estimate
 
 
-def as_moving_average(gamma: Any, alpha: Any) -> tuple[float | None, float | None]:
-    """Return checked `gamma` and `alpha`, one of which is None; without either, the default."""
+def as_moving_average(
+    gamma: Any, alpha: Any, *, alpha_name: str = "alpha"
+) -> tuple[float | None, float | None]:
+    """Return checked `gamma` and `alpha`, one of which is None; without either, the default.
+
+    `alpha_name` is the name of the argument `alpha` in errors.
+    """
     if gamma is not None and alpha is not None:
         raise ValueError(
-            f"`alpha` must be left out where `gamma` is given, got {alpha!r} and {gamma!r}; both "
-            "say how fast the running estimate moves."
+            f"`{alpha_name}` must be left out where `gamma` is given, got {short_repr(alpha)} and "
+            f"{short_repr(gamma)}; both say how fast the running estimate moves."
         )
     if alpha is not None:
-        return None, as_positive("alpha", alpha)
+        return None, as_positive(alpha_name, alpha)
     rate = as_fraction("gamma", DEFAULT_GAMMA if gamma is None else gamma)
     return as_positive("gamma", rate), None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from samplesoft._moving_average import DEFAULT_GAMMA
 from samplesoft.commands.files import InputFile, OutputFile, OutputFolder, flag
 from samplesoft.commands.options import (
     Option,
@@ -31,7 +32,6 @@ from samplesoft.data import load_interactions, load_xml_repository
 from samplesoft.data.interactions import enlarged_to_shape
 from samplesoft.distributed.linear_softmax import require_shardable
 from samplesoft.losses.base import LABEL_REDUCTIONS
-from samplesoft.losses.log_sums import DEFAULT_GAMMA
 from samplesoft.losses.registry import LOSSES
 from samplesoft.optimizers.registry import OPTIMIZERS
 from samplesoft.samplers.registry import SAMPLERS

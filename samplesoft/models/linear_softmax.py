@@ -14,6 +14,7 @@ from samplesoft._files import with_prefixes, without_prefix
 from samplesoft._jit import chunks
 from samplesoft._limits import ignore_overflow
 from samplesoft._memory import require_bytes
+from samplesoft._moving_average import as_moving_average
 from samplesoft._random import mix64, stream_key, uniform_block, uniform_slice
 from samplesoft._temperature import times_tau
 from samplesoft._validation import (
@@ -31,7 +32,7 @@ from samplesoft._validation import (
 from samplesoft.losses.base import Batch
 from samplesoft.losses.bilateral import BilateralSoftmaxLoss
 from samplesoft.losses.hierarchical import two_level_tree
-from samplesoft.losses.log_sums import MovingAverageLoss, as_moving_average
+from samplesoft.losses.log_sums import MovingAverageLoss
 from samplesoft.losses.logistic import FullLogisticLoss
 from samplesoft.losses.registry import LOSSES, make_loss
 from samplesoft.losses.vectors import unit_rows

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse
 
 from samplesoft._jit import chunks
+from samplesoft._moving_average import as_log_sums
 from samplesoft._random import stream_key
 from samplesoft._validation import (
     FloatArray,
@@ -24,7 +25,6 @@ from samplesoft._validation import (
 )
 from samplesoft.distributed.linear_softmax import require_shardable, shard
 from samplesoft.losses.full import FullSoftmaxLoss
-from samplesoft.losses.log_sums import as_log_sums
 from samplesoft.losses.registry import LOSSES
 from samplesoft.metrics.ranking import MIN_EXAMPLES, propensities, ranking_scores
 from samplesoft.models.linear import Gradient
