@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.special import expit, logit
+from scipy.special import expit
 
 from samplesoft._jit import njit
 from samplesoft._validation import FloatArray, IntArray, as_count, as_ids, as_real_array
@@ -61,10 +61,11 @@ from samplesoft.schemes import SCHEMES
 SetArray = NDArray[np.bool_]
 
 _SUM_TOLERANCE = 1e-9  # of the distance of the sum of pi from a whole number
+_LARGEST_CHANGE = 1e-6  # relative change of pi and of 1 - pi that makes the sum whole
 _MOST_DECAY = 745.0  # exp(-x) is 0 from here on
 _LARGEST_LOG = 690.0
 _LEAST_LEFT = 1e-22  # the integral ends where E exp(-u S) is less
-_FAR = 6.7  # from this log of u E[S] on, E exp(-u S) is 0
+_MEAN_REACHED = 4.0  # and the log of u E[S] is more
 
 # of Newton's method, in logs of odds
 _MAX_STEPS = 100
@@ -138,22 +139,27 @@ class Design(ABC):
             )
         total = math.fsum(self.pi)
         self.size = round(total)
-        self._off = total - self.size
-        if self.size < 1 or abs(self._off) > _SUM_TOLERANCE:
+        if self.size < 1 or abs(total - self.size) > _SUM_TOLERANCE:
             raise ValueError(
                 f"`pi` must sum to a whole number of draws, at least 1, got {total:.12g}; take "
                 "`proportional_inclusion`."
             )
         self.inclusion = np.stack([self.pi] * 2)
-        self.relative_error = (16.0 + len(self.pi)) * EPS + abs(self._off)
 
-    def _exact_pi(self) -> list[Fraction]:
-        """Return pi (N,) as fractions whose sum is m to the last digit, all within (0, 1]."""
+        # pi as fractions whose sum is m to the last digit: what is missing is shared out such that
+        # the relative changes of pi and of 1 - pi are small
         exact = [Fraction(value) for value in self.pi.tolist()]
         slack = [value * (1 - value) for value in exact]
-        change = self.size - sum(exact, Fraction(0))
-        share = change / sum(slack, Fraction(0)) if change else Fraction(0)
-        return [value + share * room for value, room in zip(exact, slack, strict=True)]
+        missing, room = self.size - sum(exact, Fraction(0)), sum(slack, Fraction(0))
+        if abs(missing) > _LARGEST_CHANGE * room:
+            raise ValueError(
+                "`pi` must sum to a whole number without classes that are certain but for rounding,"
+                f" got {float(room):.1g} for the sum of pi (1 - pi); set pi near 1 to 1, and leave "
+                "out classes with pi near 0."
+            )
+        share = missing / room if missing else Fraction(0)
+        self._exact = [value + share * part for value, part in zip(exact, slack, strict=True)]
+        self.relative_error = (16.0 + len(self.pi)) * EPS + abs(float(share))
 
     @abstractmethod
     def expect_exponentials(
@@ -200,13 +206,14 @@ class ConditionalPoisson(Design):
 
     def __init__(self, pi: ArrayLike) -> None:
         super().__init__(pi)
-        target = np.array([float(value) for value in self._exact_pi()])
-        self._free = np.flatnonzero(target < 1.0)
-        self._m = self.size - (len(target) - len(self._free))
-        self.log_odds = np.full(len(target), np.inf)
+        self._free = np.flatnonzero(self.pi < 1.0)
+        self._m = self.size - (len(self.pi) - len(self._free))
+        self.log_odds = np.full(len(self.pi), np.inf)
         self._log_coefficient = 0.0
         if self._m:
-            log_odds = _solve_log_odds(target[self._free], self._m)
+            free = [self._exact[k] for k in self._free]
+            probs = np.array([[float(value), float(1 - value)] for value in free])
+            log_odds = _solve_log_odds(probs[:, 0], probs[:, 1], self._m)
             self.log_odds[self._free] = log_odds
             self._log_coefficient = _GivenCount(log_odds, self._m).log_coefficient
 
@@ -305,16 +312,17 @@ def _saddle(log_odds: FloatArray, m: int) -> float:
     return float(brentq(excess, low, high, xtol=1e-6))
 
 
-def _solve_log_odds(pi: FloatArray, m: int) -> FloatArray:
+def _solve_log_odds(pi: FloatArray, complement: FloatArray, m: int) -> FloatArray:
     """Return log odds (N,) whose inclusion probabilities, given the count m, are `pi`.
 
     Newton's method from the log odds of pi. The derivatives are covariances between inclusions.
+    `complement` is 1 - pi, of which 1 - pi in floats has fewer digits.
     """
-    log_odds: FloatArray = logit(pi)
+    log_odds: FloatArray = np.log(pi) - np.log(complement)
     for _ in range(_MAX_STEPS):
         given = _GivenCount(log_odds, m)
         inside, outside = given.inside, given.outside
-        miss = np.where(pi < 0.5, pi - inside, outside - (1.0 - pi))
+        miss = np.where(pi < 0.5, pi - inside, outside - complement)
         scale = np.sqrt(inside * outside)
         with_k, without_k = given.by_class()
         # correlations; a multiple of all odds changes nothing, which adds an eigenvalue of 1
@@ -359,7 +367,7 @@ class OrderedPivotal(Design):
     def __init__(self, pi: ArrayLike, order: Any = None) -> None:
         super().__init__(pi)
         self._order = _as_order(order, len(self.pi))
-        exact = self._exact_pi()
+        exact = self._exact
         # of each class in the order: whether the two sum to at most 1, and the probabilities that
         # the class which went on still does, and that the new class does
         self._joins = np.zeros(len(exact), np.bool_)
@@ -459,7 +467,7 @@ class Systematic(Design):
     def __init__(self, pi: ArrayLike, order: Any = None) -> None:
         super().__init__(pi)
         order = _as_order(order, len(self.pi))
-        exact = self._exact_pi()
+        exact = self._exact
         ends = [Fraction(0)]
         for class_id in order:
             ends.append(ends[-1] + exact[class_id])
@@ -558,7 +566,7 @@ def design_mse(logits: ArrayLike, label: int, design: StratumDistribution) -> fl
     terms = weights.terms(others, design.inclusion[0])
     moments = np.zeros((2, len(values)))  # of p', of the first and of the second order
     ids = np.append(others, label)
-    nodes_left = 2
+    survival = 1.0
     for node in quadrature_nodes(terms, *log_mean_and_scale(terms), double_exponential_node):
         if integrand_changes(node.log_decay):
             decay = np.exp(np.minimum(node.log_decay, _LARGEST_LOG))
@@ -566,11 +574,8 @@ def design_mse(logits: ArrayLike, label: int, design: StratumDistribution) -> fl
             of_label = math.exp(-decay[-1])
             one = decay * of_label * np.append(members[0], mean[0])
             moments[:, ids] += node.weights[0] * np.stack([one, decay * one])
-            done = of_label * mean[0] < _LEAST_LEFT and node.log_mean > 4.0
-            nodes_left = nodes_left - 1 if done else 2
-        elif node.log_mean > _FAR:
-            break
-        if not nodes_left:
+            survival = of_label * mean[0]
+        if survival < _LEAST_LEFT and node.log_mean > _MEAN_REACHED:
             break
     first, second = moments
     probs = weights.probs

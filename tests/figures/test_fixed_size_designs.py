@@ -153,6 +153,20 @@ def test_bias_loss_and_error_against_all_sets(design, num, m, capped):
         assert design_mse(logits, label, design(pi)) == pytest.approx(square, rel=1e-10, abs=1e-13)
 
 
+@each_design
+@pytest.mark.parametrize("gap", [40.0, 300.0])
+def test_sets_without_the_one_large_class(design, gap):
+    """They have other probabilities p', and their S is less by many orders of magnitude."""
+    pi = some_pi(6, 3)
+    sets = ALL_SETS[design](pi)
+    logits = np.array([0.0, 1.0, gap, -1.0, 2.0, 0.5, -gap])
+    bias, loss, square = moments_over_sets(logits, 0, pi, sets)
+    found = design_bias(logits, 0, design(pi))
+    np.testing.assert_allclose(found.bias, bias, atol=1e-11)
+    assert found.loss_bias == pytest.approx(loss, rel=1e-11)
+    assert design_mse(logits, 0, design(pi)) == pytest.approx(square, rel=1e-10)
+
+
 @pytest.mark.parametrize("design", [OrderedPivotal, Systematic])
 def test_an_order_changes_the_design_as_it_changes_the_classes(design):
     pi, order = some_pi(8, 3), np.random.default_rng(1).permutation(8)
@@ -344,6 +358,7 @@ def test_all_classes_drawn_have_no_bias(design):
         ([-0.5, 0.5, 1.0], r"`pi` must be in \(0, 1\], got -0.5"),
         ([0.5, 0.6], "`pi` must sum to a whole number.*got 1.1; take `proportional_inclusion`"),
         ([1e-12], "`pi` must sum to a whole number of draws, at least 1"),
+        ([1.0, 1e-10], "`pi` must sum to a whole number without.*set pi near 1 to 1, and leave"),
         ([[0.5, 0.5]], "`pi` must have 1 dimension"),
         ([0.5, np.nan], "`pi`"),
     ],
