@@ -146,8 +146,8 @@ def _variance(
     if not math.isnan(state):
         return variance / memory.gamma**2, error / memory.gamma**2
 
-    # SCENT in the long run, (B92). A is the fraction of the old state, of mass w, in S + w. R = 1 / U
-    # is a linear recursion: R <- A (R + 1 / w).
+    # SCENT in the long run, (B92): A is the fraction of the old state, of mass w, in S + w, and
+    # R = 1 / U is a linear recursion, R <- A (R + 1 / w)
     of_state = np.zeros((len(extended), 1))
     of_state[-1] = 1.0
     variance_of_a, _ = _sampled_variance(memory.example, with_state, of_state)
