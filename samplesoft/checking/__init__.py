@@ -18,6 +18,7 @@ file            contents
 `known`         candidates that do not depend on the observations, with zero, one or two mistakes
 `fitted`        candidates with a constant that is fitted to the observations
 `families`      families of candidates, simplest first; a new family is an entry of `FAMILIES`
+`memory`        candidates for losses with a running estimate of the sum for each example
 `batches`       candidates whose negatives are the labels of the batch
 `exact`         the exact mean of a loss and of its gradient, by the integral of
                 `samplesoft.bias.plain`

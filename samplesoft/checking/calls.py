@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from traceback import walk_tb
 from typing import Any
 
@@ -69,7 +69,13 @@ _CALLS_OF_USER = (call_loss.__code__, call_proposal.__code__)
 
 
 def make_drawing_loss(
-    loss: Callable[..., Any], q: FloatArray, labels: IntArray, tau: float, excludes_label: bool
+    loss: Callable[..., Any],
+    q: FloatArray,
+    labels: IntArray,
+    tau: float,
+    excludes_label: bool,
+    num_biases: int = 0,
+    more_names: Sequence[str] = (),
 ) -> Callable[..., Any]:
     """Return a loss that draws classes, and passes them to a loss that gets its draws as arguments.
 
@@ -85,11 +91,15 @@ def make_drawing_loss(
         Inverse temperature of the scores.
     excludes_label : bool
         Whether an example's label is never drawn: its q is set to 0, and q is normalised.
+    num_biases : int
+        1 if the returned loss takes biases, else 0.
+    more_names : sequence of str
+        Names of further arguments (B,), which the returned loss takes last and passes on.
 
     Returns
     -------
     callable
-        ``loss(class_embeddings, h, labels, num_sampled, seed, biases=0.0)``, which returns the
+        ``loss(class_embeddings, h, labels, num_sampled, seed, biases, ...)``, which returns the
         losses, or the losses and their gradient in `h`.
     """
     examples = np.arange(len(labels))
@@ -103,8 +113,8 @@ def make_drawing_loss(
     with np.errstate(divide="ignore"):
         log_q = np.log(q)
 
-    def drawing_loss(c: Any, h: Any, labels: IntArray, m: int, seed: int, biases: Any = 0.0) -> Any:
-        scores = tau * h @ c.T + biases
+    def drawing_loss(c: Any, h: Any, labels: IntArray, m: int, seed: int, *others: Any) -> Any:
+        scores = tau * h @ c.T + sum(others[:num_biases])
         copies = len(h) // len(examples)
         uniforms = np.random.default_rng(seed).random((copies, len(examples), m))
         ids = [cumulative_q[e].searchsorted(uniforms[:, e], side="right") for e in examples]
@@ -112,8 +122,10 @@ def make_drawing_loss(
             np.stack(ids, axis=1).reshape(len(h), m),
             np.tile(log_q, (copies, 1)),
             labels,
+            *others[num_biases:],
         )
-        returned = call_loss(loss, "scores, ids, log_q, labels", scores, *draw_arguments)
+        names = ", ".join(["scores, ids, log_q, labels", *more_names])
+        returned = call_loss(loss, names, scores, *draw_arguments)
         if not isinstance(returned, (tuple, list)):
             return returned
 

@@ -21,7 +21,7 @@ from samplesoft.checking.calls import DRAWS, make_drawing_loss
 from samplesoft.checking.candidates import Candidate
 from samplesoft.checking.estimators import ESTIMATORS, full_sum
 from samplesoft.checking.exact import expectation
-from samplesoft.checking.families import FAMILIES, CheckState
+from samplesoft.checking.families import FAMILIES, MEMORY_FAMILIES, CheckState
 from samplesoft.checking.faults import FAULTS
 from samplesoft.checking.fitted import (
     candidates_with_fitted_constants,
@@ -35,6 +35,7 @@ from samplesoft.checking.known import (
     known_candidates,
     tested_kinds_of_draws,
 )
+from samplesoft.checking.memory import with_memory
 from samplesoft.checking.observe import HALF_PRECISION_UNITS, Observed, Observer
 from samplesoft.checking.problems import REPLICAS, Problem, extreme_problems, make_problem
 from samplesoft.checking.report import LossReport
@@ -43,6 +44,7 @@ from samplesoft.checking.spread import (
     moments_of_squared_losses,
     with_at_least_exact_loss_spread,
 )
+from samplesoft.losses.log_sums import as_moving_average
 
 CandidateName = tuple[str, str | None]  # scheme and fault
 # probability that the tests of one `check_loss` together exclude the right candidate
@@ -68,6 +70,9 @@ def check_loss(
     tau: float = 1.0,
     biases: bool = False,
     weights: bool = False,
+    log_sums: bool = False,
+    gamma: float | None = None,
+    alpha: float | None = None,
     calls: int = 1 << 15,
     rounding: str | None = None,
     progress: bool = False,
@@ -107,6 +112,15 @@ def check_loss(
     weights : bool
         Whether the loss takes weights (B,) of the examples as its last argument, and multiplies
         losses and gradients by them.
+    log_sums : bool
+        Whether the loss has a memory, and starts at each call from the log-sums u (B,) of its
+        examples, which it takes after all other arguments except `weights`. The log-sum of an
+        example is the log of its running estimate of ``sum_j exp(o_j - o_t)``, where t is the
+        label, and -inf for a new example.
+    gamma, alpha : float, optional
+        Rate at which the running estimates of a loss with `log_sums` move, as in
+        `samplesoft.losses.MovingAverageLoss`. Without it they do not move, as in
+        `samplesoft.losses.DoubleSumLoss`, and no example is new.
     calls : int
         Maximum number of calls. With few calls, some wrong hypotheses may not be excluded; the
         report says how many.
@@ -128,8 +142,9 @@ def check_loss(
     ------
     TypeError, ValueError
         If an argument is malformed; if the loss does not accept the arguments that it is called
-        with; if its results have wrong shapes or are not finite; or if they are the same for every
-        seed, but are neither the full softmax nor a loss with in-batch negatives.
+        with; if its results have wrong shapes or are not finite; if they drift while the same call
+        is repeated, as those of a loss with a memory; or if they are the same for every seed, but
+        are neither the full softmax nor a loss with in-batch negatives.
 
     Notes
     -----
@@ -187,6 +202,15 @@ def check_loss(
     A random loss with the same means as the full softmax, such as
     `samplesoft.losses.MultilevelLoss`, is ``unbiased`` if no other scheme fits.
 
+    A loss with a memory, such as SogCLR, SOX or SCENT, divides its gradient by a running estimate
+    of the sum for each example. Pass ``log_sums=True``, and set the state from the log-sums in a
+    wrapper, so that calls do not depend on each other. The scheme is then ``moving_average``;
+    ``moving_average_negatives`` if the label is not in the sum, as in SogCLR; or ``double_sum`` if
+    the divisor is the estimate before the visit. The loss may report u + S/U - 1, S/U or log U,
+    where S is the sum of the draws and U the new estimate, or the score differences with their
+    weights in the gradient; the report says which. Draws are with replacement, and no extreme
+    problems are tried.
+
     For independent inclusion (``poisson``), inclusion probabilities are ``1 - (1 - q)^m``.
 
     References
@@ -228,6 +252,17 @@ def check_loss(
     )
     problem = make_test_problem()
 
+    log_sums = as_flag("log_sums", log_sums)
+    if gamma is not None or alpha is not None:
+        if not log_sums:
+            name = "alpha" if gamma is None else "gamma"
+            raise ValueError(
+                f"`{name}` must be left out without `log_sums`, got "
+                f"{alpha if gamma is None else gamma!r}; pass log_sums=True for a loss with a "
+                "memory."
+            )
+        gamma, alpha = as_moving_average(gamma, alpha)
+
     draws = as_choice("draws", draws, DRAWS)
     start_time = time.perf_counter()
 
@@ -236,11 +271,18 @@ def check_loss(
         name = as_choice("rounding", rounding, HALF_PRECISION_UNITS)
         relative_rounding = HALF_PRECISION_UNITS[name]
 
+    given_last = {"log_sums": log_sums, "weights": weights}
+
     def make_observer(problem: Problem, max_calls: int) -> Observer:
         drawing_loss = loss
+        if log_sums:
+            problem = with_memory(problem, gamma, alpha)
         if draws != "own":
             exclude = draws == "given-negatives"
-            drawing_loss = make_drawing_loss(loss, problem.q, problem.labels, problem.tau, exclude)
+            more = [name for name, given in given_last.items() if given]
+            drawing_loss = make_drawing_loss(
+                loss, problem.q, problem.labels, problem.tau, exclude, int(biases), more
+            )
         return Observer(drawing_loss, problem, m, key, max_calls, relative_rounding)
 
     # 2. call the loss on this problem, and observe its results
@@ -248,6 +290,19 @@ def check_loss(
     if observer.divides_by_norms:
         problem = make_test_problem(has_unit_vectors=True)
         observer = make_observer(problem, max_calls)
+
+    drift = observer.drift
+    if drift:
+        remedy = (
+            "set its state from the `log_sums` of each call."
+            if log_sums
+            else "let it start from the log-sums that each call passes, and pass log_sums=True."
+        )
+        raise ValueError(
+            "`loss` must give the same losses whenever it is called with the same arguments, got "
+            f"losses that drift by {drift:.2g} while a call is repeated, each time less and in one "
+            f"direction, like a moving average: it has a memory; {remedy}"
+        )
 
     with progress_bar(as_flag("progress", progress), unit="call", desc="check") as bar:
         if observer.is_random:  # 3. test candidates on the means of many calls
@@ -300,7 +355,7 @@ def check_loss(
     problem = observer.problem
 
     loss_bias = gradient_bias = None
-    if best.expected is not None:
+    if best.expected is not None and not log_sums:
         full_means = expectation([full_sum(problem)])
         loss_bias = float((best.expected.losses - full_means.losses).mean())
         gradient_biases = best.expected.d_logits - full_means.d_logits
@@ -393,10 +448,11 @@ def test_until_decided(
 
         observed = observer.means()
         scores = []
+        families = FAMILIES if observer.problem.memory is None else MEMORY_FAMILIES
         is_enough = observed.num_calls >= min(
             _MIN_CALLS[observer.num_gradients > 0], observer.max_calls
         )
-        for family in FAMILIES if is_enough else FAMILIES[:1]:
+        for family in families if is_enough else families[:1]:
             is_skipped = {
                 "never": False,
                 "right": _any_allowed(scores, True),

@@ -627,6 +627,19 @@ _TWO_WAY = (
     "it is a two-way loss, with one softmax over the classes of a batch and one over its contexts, "
     "and does not estimate the full softmax loss"
 )
+_MOVING = (
+    "it is a moving average of sampled softmax, which estimates the full softmax loss with a bias "
+    "of O(gamma/m)"
+)
+_MOVING_NEGATIVES = (
+    "it is a moving average of the sum over negatives alone, without the label, as in SogCLR, "
+    "which is not the softmax loss"
+)
+_DOUBLE_SUM = (
+    "it divides by an estimate of the sum from before the draws, and its mean gradient is that of "
+    "the full softmax loss times a number, which is 1 at the right estimate"
+)
+MEMORY_SCHEMES = ("moving_average", "moving_average_negatives", "double_sum")
 _ONCE = ("negatives", "masked", "candidate", "candidate_masked")
 
 
@@ -696,6 +709,10 @@ def _known_estimators() -> Iterator[Estimator]:
 
     estimand = "it estimates the full softmax loss without bias, from random draws"
     yield _estimator_without_draws("unbiased", estimand)
+    for name, estimand in zip(
+        MEMORY_SCHEMES, (_MOVING, _MOVING_NEGATIVES, _DOUBLE_SUM), strict=True
+    ):
+        yield _estimator_without_draws(name, estimand)
     yield _estimator_without_draws("in_batch", _BATCH)
     yield _estimator_without_draws("in_batch_candidate", _ODDS)
     yield _estimator_without_draws("in_batch_candidate_kept", _CANDIDATE)

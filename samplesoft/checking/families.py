@@ -23,6 +23,11 @@ from samplesoft.checking.known import (
     full_candidate,
     known_candidates,
 )
+from samplesoft.checking.memory import (
+    candidates_with_other_rates,
+    candidates_with_other_values,
+    memory_candidates,
+)
 from samplesoft.checking.observe import Observed, Observer
 
 
@@ -126,4 +131,22 @@ FAMILIES = (
         skip_if_allowed="any",
     ),
     Family(lambda state: candidates_with_two_faults(state.observer), skip_if_allowed="any"),
+)
+
+# the families for losses with a memory
+_GRADIENT_FAULTS, _SCALED_GRADIENTS = FAMILIES[2:4]
+MEMORY_FAMILIES = (
+    Family(lambda state: memory_candidates(state.observer), skip_if_allowed="never"),
+    _GRADIENT_FAULTS,
+    _SCALED_GRADIENTS,
+    Family(
+        lambda state: merge_equal_means(
+            candidates_with_other_values(state.observed, list(state.tested))
+        ),
+        skip_if_allowed="any",
+    ),
+    Family(
+        lambda state: candidates_with_other_rates(state.observer, state.observed),
+        skip_if_allowed="any",
+    ),
 )

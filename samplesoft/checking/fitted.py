@@ -62,7 +62,7 @@ def with_scaled_gradient(
     if not is_gradient.any():
         return None
 
-    units = _distance_units(observed)[is_gradient]
+    units = distance_units(observed)[is_gradient]
     expected_gradient = candidate.means[is_gradient] / units
     square_norm = float(expected_gradient @ expected_gradient)
     if not 0.0 < square_norm < np.inf:
@@ -302,7 +302,7 @@ def nearest_candidate(
 
     The best entry of `grid` is found first; x is then refined between its neighbours in the grid.
     """
-    units = _distance_units(observed)
+    units = distance_units(observed)
 
     def squared_distance(constant: float) -> float:
         differences: FloatArray = (candidate_at(constant).means - observed.means) / units
@@ -411,7 +411,7 @@ def fit_smoothing(
     plain, added = observed_plain_and_smoothing(parts, num_gradients)
 
     # the loss is linear in the fraction: fit it by least squares, in units of the standard errors
-    units: FloatArray = _distance_units(observed)
+    units: FloatArray = distance_units(observed)
     direction: FloatArray = added / units
     fraction = float(((observed.means - plain) / units * direction).sum() / (direction**2).sum())
     fraction = min(max(fraction, 0.0), _MAX_SMOOTHING)
@@ -434,7 +434,7 @@ def fit_smoothing(
     return Candidate(scheme, fault, means=plain + fraction * added, expected=expected, detail=words)
 
 
-def _distance_units(observed: Observed) -> FloatArray:
+def distance_units(observed: Observed) -> FloatArray:
     """Return the units (K,) of differences from observed means: standard errors plus rounding.
 
     A unit is infinite, so that its mean has no influence, if the mean depends on rare events: its

@@ -43,7 +43,7 @@ _COMMON_FAULTS = (
 )
 
 
-def _single_faults() -> list[tuple[str]]:
+def single_faults() -> list[tuple[str]]:
     """Return the faults with `ways` that are not in gradients, each as a tuple of one name."""
     return [(name,) for name, fault in FAULTS.items() if fault.ways and not fault.in_gradients]
 
@@ -56,18 +56,18 @@ def known_candidates(observer: Observer) -> list[Candidate]:
     """
     if not observer.is_random:
         return merge_equal_means(
-            _make_candidates(observer, [(), *_single_faults()], [ESTIMATORS["full"]])
+            _make_candidates(observer, [(), *single_faults()], [ESTIMATORS["full"]])
         )
 
     estimators = estimators_with_draws("all", "repeated", "independent")
 
     def make_candidates() -> list[Candidate]:
         return [
-            *merge_equal_means(_make_candidates(observer, [(), *_single_faults()], estimators)),
+            *merge_equal_means(_make_candidates(observer, [(), *single_faults()], estimators)),
             *_mixed_candidates(observer),
         ]
 
-    return _cached_candidates(observer, "known", make_candidates)
+    return cached_candidates(observer, "known", make_candidates)
 
 
 def full_candidate(known: Iterable[Candidate]) -> Candidate:
@@ -78,7 +78,7 @@ def full_candidate(known: Iterable[Candidate]) -> Candidate:
 def candidates_of_distinct_draws(observer: Observer) -> list[Candidate]:
     """Return the faultless candidates with distinct draws, or with repeated draws counted once."""
     estimators = estimators_with_draws("distinct", "once")
-    return _cached_candidates(
+    return cached_candidates(
         observer,
         "distinct",
         lambda: merge_equal_means(_make_candidates(observer, [()], estimators)),
@@ -88,10 +88,10 @@ def candidates_of_distinct_draws(observer: Observer) -> list[Candidate]:
 def faulty_candidates_of_distinct_draws(observer: Observer) -> list[Candidate]:
     """Return the candidates of `candidates_of_distinct_draws`, each with one fault."""
     estimators = estimators_with_draws("distinct", "once")
-    return _cached_candidates(
+    return cached_candidates(
         observer,
         "mistakes",
-        lambda: merge_equal_means(_make_candidates(observer, _single_faults(), estimators)),
+        lambda: merge_equal_means(_make_candidates(observer, single_faults(), estimators)),
     )
 
 
@@ -109,7 +109,7 @@ def candidates_by_name(
     Names with a fault that has a fitted constant are skipped. Candidates with equal means are
     merged into one, which is faultless if one of them is.
     """
-    known = {name for (name,) in _single_faults()}
+    known = {name for (name,) in single_faults()}
     right_first = sorted(names, key=lambda name: (name[1] is not None, str(name)))
 
     schemes_and_faults = [
@@ -126,15 +126,15 @@ def candidates_by_name(
 
 def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
     """Return the candidates with two mistakes."""
-    single_faults = [name for (name,) in _single_faults()]
+    fault_names = [name for (name,) in single_faults()]
     repeated_estimators = estimators_with_draws("all", "repeated", "independent")
 
-    return _cached_candidates(
+    return cached_candidates(
         observer,
         "pairs",
         lambda: merge_equal_means(
             chain(
-                _make_candidates(observer, combinations(single_faults, 2), repeated_estimators),
+                _make_candidates(observer, combinations(fault_names, 2), repeated_estimators),
                 _make_candidates(
                     observer, combinations(_COMMON_FAULTS, 2), estimators_with_draws("distinct")
                 ),
@@ -143,7 +143,7 @@ def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
     )
 
 
-def _cached_candidates(
+def cached_candidates(
     observer: Observer, family: str, make_candidates: Callable[[], list[Candidate]]
 ) -> list[Candidate]:
     """Return ``make_candidates()``, from a cache if it was called for an equal observer before.
@@ -171,7 +171,7 @@ def _make_candidates(
     problem = observer.problem
     known: dict[tuple[object, ...], Candidate] = {}
     for names, right in product(mistakes, estimators):
-        for wrong in _with_faults(right, names):
+        for wrong in with_faults(right, names):
             if wrong.reduction == "twice" and problem.num_classes > _MAX_CLASSES_OF_SLOW_FAULTS:
                 continue
 
@@ -193,7 +193,7 @@ def _make_candidates(
                 yield replace(known[key], scheme=right.name, fault=fault, detail=detail)
 
 
-def _with_faults(right: Estimator, names: tuple[str, ...]) -> list[Estimator]:
+def with_faults(right: Estimator, names: tuple[str, ...]) -> list[Estimator]:
     """Return the variants of an estimator with zero, one or two named mistakes.
 
     There is one variant for each form of a mistake, or for each pair of forms of two mistakes. The

@@ -19,6 +19,9 @@ _MAX_EQUAL_SEEDS = 500  # a loss with equal results for this number of seeds is 
 _ARGUMENTS = "class_embeddings, h, labels, num_sampled, seed"
 # number of calls that estimate the mean losses, which are subtracted from losses before squaring
 _NUM_PILOT_CALLS = 32
+# A loss with a memory is found by rounds of calls: some with other seeds, then repeats of one call.
+_NUM_ROUNDS = 3
+_NUM_REPEATS = 6
 _NUM_CALLS_OF_OTHER_SIZE = 128  # number of calls with batches of another size
 # largest unit in the last place of a result type that also bounds the earlier rounding errors;
 # results with a larger unit are half precision, and their earlier rounding is measured
@@ -217,6 +220,11 @@ class Observer:
         self.centre = np.mean(pilot_means, axis=0)[: len(problem.labels)]
         self._origin = self._means_of_call(0)  # is subtracted before powers are added up
 
+        # Whether the results for a seed are the same after calls with other seeds. Measured bounds
+        # do not hold here, because a loss with a memory may be taken for one with rough rounding.
+        changes = np.abs(first_means - self._origin)[:num_values]
+        self._is_repeatable = not (changes > self._type_bounds()).any()
+
         # With y = x - origin for the values x of a call: sums over the calls of y, y**2, y**3, and
         # y times the y of the previous call.
         self._power_sums = np.zeros((4, len(self._origin)))
@@ -283,6 +291,33 @@ class Observer:
         return not np.allclose(before, after, rtol=1e-4, atol=1e-4)
 
     @property
+    def drift(self) -> float:
+        """How far losses drift while a call is repeated, if they do so like moving averages; or 0.
+
+        In each round, each loss must move in one direction, by steps that get smaller in total.
+        Losses whose draws do not follow the seed move back and forth.
+        """
+        if self._is_repeatable:
+            return 0.0
+
+        bounds = np.tile(self._type_bounds()[: len(self.centre)], REPLICAS)
+        drifts = []
+        for repeat in range(_NUM_ROUNDS):
+            for seed in range(1, _NUM_REPEATS):
+                self.results_of_call(self._batch_problem, repeat * _NUM_REPEATS + seed)
+            losses = [self.results_of_call(self._batch_problem, 0)[0] for _ in range(_NUM_REPEATS)]
+            steps = np.diff(losses, axis=0)
+            moves_back = (steps[1:] * steps[:-1] < 0.0) & (np.abs(steps[1:]) > bounds)
+            sizes = np.abs(steps).sum(axis=1)
+
+            # draws of the last call that are used again change the losses once
+            if moves_back.any() or not (sizes[0] > sizes[-1] and sizes[1] > bounds.sum()):
+                return 0.0
+            drifts.append(float(np.abs(losses[-1] - losses[0]).max()))
+
+        return max(drifts)
+
+    @property
     def divides_by_norms(self) -> bool:
         """Whether the losses for one seed stay the same if the lengths of the vectors change."""
         # each vector gets another factor, because a common factor is like another temperature
@@ -302,7 +337,10 @@ class Observer:
         rounding = self.measured_rounding[: len(self.centre)].max(initial=0.0)
         max_change = _MAX_CHANGE_BY_LENGTH + rounding
 
-        return self.follows_seed and bool((np.abs(before - after) <= max_change).all())
+        # the value S / U of a loss that ignores its memory is 1 for all vectors
+        is_constant = self.problem.memory is not None and np.ptp(before) <= max_change
+        is_equal = bool((np.abs(before - after) <= max_change).all())
+        return self.follows_seed and is_equal and not is_constant
 
     def mean_gradient_with_copies(self, copies: int) -> FloatArray:
         """Return the mean gradient (E, d) in h, in batches with `copies` copies of each example."""
@@ -377,10 +415,14 @@ class Observer:
 
     def _rounding_bounds(self) -> FloatArray:
         """Return bounds (K,) on rounding errors, by the type of the results and as measured."""
-        type_bounds = self.type_rounding * self._term_magnitudes()
+        type_bounds = self._type_bounds()
         if not len(self.measured_rounding):
             return type_bounds
         return np.maximum(type_bounds, self.measured_rounding)
+
+    def _type_bounds(self) -> FloatArray:
+        """Return bounds (K,) on the rounding errors that the type of the results explains."""
+        return self.type_rounding * self._term_magnitudes()
 
     def _measured_rounding_bounds(self) -> FloatArray:
         """Measure the rounding errors of the loss, and return bounds (K,) on the errors.
@@ -522,7 +564,11 @@ class Observer:
         h = problem.h
         labels = problem.labels
         weights = problem.weights
-        optional = {"biases": problem.biases, "weights": weights if self._has_weights else None}
+        optional = {
+            "biases": problem.biases,
+            "log_sums": None if problem.memory is None else problem.memory.log_sums,
+            "weights": weights if self._has_weights else None,
+        }
         names = [_ARGUMENTS, *(name for name, value in optional.items() if value is not None)]
 
         # pass copies, because a loss may write into its arguments
@@ -590,7 +636,12 @@ class Observer:
             row = int(np.argwhere(~np.isfinite(array))[0, 0])
             raise ValueError(
                 f"`loss` must return finite {name}, got {array[row]} in row {row} of the batch; "
-                "look for a masked logit in a mean, a product 0 * inf, or log of 0."
+                "look for a masked logit in a mean, a product 0 * inf, or log of 0"
+                + (
+                    ", also where `log_sums` is -inf, as for a new example."
+                    if self.problem.memory is not None
+                    else "."
+                )
             )
 
         unit = float(np.finfo(array.dtype).eps)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logit, softmax
+from scipy.special import expit, logit, softmax
 from scipy.stats import binom
 
 from samplesoft._validation import FloatArray, IntArray, as_choice, as_proposal
@@ -41,6 +41,46 @@ NAMED_PROPOSALS: dict[str, Callable[[int], FloatArray]] = {
 }
 
 
+class Memory(NamedTuple):
+    """What a loss with a memory starts from: the logs (E,) of its running estimates, and its rate.
+
+    A visit of an example moves its estimate to the sum over the draws by the weight `gamma`, or by
+    ``alpha U / (1 + alpha U)`` with the old estimate U. A log of -inf stands for a new example,
+    whose weight is 1. If both are None, the estimates do not move.
+    """
+
+    log_sums: FloatArray
+    gamma: float | None
+    alpha: float | None
+
+    @property
+    def rate(self) -> str | None:
+        """The given rate as text."""
+        if self.alpha is not None:
+            return f"alpha is {self.alpha:.3g}"
+        return None if self.gamma is None else f"gamma is {self.gamma:.3g}"
+
+    @property
+    def gamma_of_examples(self) -> FloatArray:
+        """Weight (E,) of the sum over the draws in the new estimate."""
+        gamma = np.full_like(self.log_sums, 1.0 if self.gamma is None else self.gamma)
+        if self.alpha is not None:
+            gamma = expit(np.log(self.alpha) + self.log_sums)
+        return np.where(np.isneginf(self.log_sums), 1.0, gamma)
+
+    @property
+    def log_old_mass(self) -> FloatArray:
+        """Log (E,) of the old estimate times ``(1 - gamma) / gamma``."""
+        gamma = self.gamma_of_examples
+        with np.errstate(divide="ignore"):
+            odds = np.log1p(-gamma) - np.log(gamma)
+        # 1 - gamma has no digits if alpha U is very large
+        if self.alpha is not None:
+            odds = -np.log(self.alpha) - self.log_sums
+        is_new = np.isneginf(self.log_sums)
+        return np.where(is_new, -np.inf, odds + np.where(is_new, 0.0, self.log_sums))
+
+
 @dataclass(frozen=True)
 class Problem:
     """E examples with n classes: the arguments of a loss, and the logits that it should compute.
@@ -65,6 +105,8 @@ class Problem:
         Inverse temperature.
     has_unit_vectors : bool
         Whether all vectors have norm 1, because the loss divides them by their norms.
+    memory : Memory or None
+        The log-sums from which a loss with a memory starts.
     """
 
     class_embeddings: FloatArray
@@ -76,6 +118,7 @@ class Problem:
     weights: FloatArray
     tau: float
     has_unit_vectors: bool = False
+    memory: Memory | None = None
 
     @property
     def num_classes(self) -> int:
@@ -100,7 +143,10 @@ class Problem:
     def select_examples(self, rows: IntArray, labels: IntArray) -> Problem:
         """Return the problem of the examples at indices `rows` (B,), with other `labels` (B,)."""
         arrays = {name: getattr(self, name)[rows] for name in ("h", "logits", "q", "weights")}
-        return replace(self, labels=labels, **arrays)
+        memory = self.memory
+        if memory is not None:
+            memory = memory._replace(log_sums=memory.log_sums[rows])
+        return replace(self, labels=labels, memory=memory, **arrays)
 
     def with_tau(self, tau: float) -> Problem:
         """Return the problem with another inverse temperature, and the logits that it gives."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samplesoft.checking.candidates import Candidate
-from samplesoft.checking.estimators import ESTIMATORS
+from samplesoft.checking.estimators import ESTIMATORS, MEMORY_SCHEMES
 from samplesoft.checking.faults import FAULTS
 from samplesoft.reports.figures import COLOURS, GRID, titled_figure
 from samplesoft.reports.parts import Column, Paragraph, Part, Table
@@ -156,6 +156,11 @@ class LossReport(Report):
                 "variant that is not on the list: a focal or hinge loss, or label smoothing over "
                 "other classes.",
             ]
+            if best.scheme in MEMORY_SCHEMES:
+                lines[2] += (
+                    " Its state must start from `log_sums`, the log of an estimate of the sum over "
+                    "j of exp(o_j - o_t), where t is the label."
+                )
             if self.of_ordinary:
                 names = " or ".join(f"`{name}`" for name in self.of_ordinary)
                 lines[2] = (

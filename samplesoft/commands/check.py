@@ -77,6 +77,19 @@ _OPTIONS: Options = {
         "gradients by them",
         switch="either",
     ),
+    "log_sums": Option(
+        "the loss has a memory, and takes the log-sums (B,) from which it starts, -inf for a new "
+        "example, before the weights",
+        switch="either",
+    ),
+    "gamma": Option(
+        "weight of the new draws in the running estimates of a loss with --log-sums",
+        parse=positive_float,
+        metavar="N",
+    ),
+    "alpha": Option(
+        "step size of the running estimates, in place of --gamma", parse=positive_float, metavar="N"
+    ),
     "rounding": Option(
         "lowest precision in which the loss computes, if that cannot be measured: "
         f"{', '.join(HALF_PRECISION_UNITS)}",
