@@ -144,7 +144,7 @@ def draws_with(size: float, field: str, known: list[Row]) -> float:
 
 def draw(rows: list[Row], settings: str) -> Figure:
     """Plot the bias, what memory is worth in draws, and the mean squared error, over gamma."""
-    figure = Figure(figsize=(12.5, 4.9), dpi=100)
+    figure = Figure(figsize=(12.5, 5.2), dpi=100)
     bias, worth, error = figure.subplots(1, 3)
     for name, colour in PROPOSALS.items():
         for m in NUM_SAMPLED:
@@ -170,18 +170,25 @@ def draw(rows: list[Row], settings: str) -> Figure:
     error.set_title("mean squared error in h, relative to gamma = 1", fontsize=10)
     bias.set_ylabel("mean L1 norm of the bias in the logits")
     worth.text(0.04, 0.05, "dashed: SCENT", transform=worth.transAxes, fontsize=9)
-    bottom, _ = bias.get_ylim()
-    bias.set_ylim(bottom / 30.0, None)  # room for the legend
-    bias.legend(frameon=False, fontsize=7, loc="lower right", ncols=3, columnspacing=0.8)
-    error.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+    lines = bias.get_legend_handles_labels()
+    figure.legend(
+        *lines,
+        frameon=False,
+        fontsize=7.5,
+        ncols=9,
+        loc="lower left",
+        columnspacing=0.9,
+        handlelength=1.4,
+    )
+    error.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     error.minorticks_off()
     for axes in (bias, worth, error):
         axes.set_xlabel("gamma, weight of the new draws")
         axes.grid(True, color="0.92")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.text(0.01, 0.015, textwrap.fill(settings, 190), fontsize=8, color="0.3")
-    figure.tight_layout(rect=(0.0, 0.06, 1.0, 1.0))
+    figure.text(0.01, 0.065, textwrap.fill(settings, 190), fontsize=8, color="0.3")
+    figure.tight_layout(rect=(0.0, 0.1, 1.0, 1.0))
     return figure
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from samplesoft._moving_average import as_moving_average
 from samplesoft._progress import progress_bar
 from samplesoft._random import stream_key
 from samplesoft._validation import FloatArray, as_choice, as_count, as_flag, as_positive
@@ -44,7 +45,6 @@ from samplesoft.checking.spread import (
     moments_of_squared_losses,
     with_at_least_exact_loss_spread,
 )
-from samplesoft.losses.log_sums import as_moving_average
 
 CandidateName = tuple[str, str | None]  # scheme and fault
 # probability that the tests of one `check_loss` together exclude the right candidate
