@@ -10,7 +10,7 @@ import numpy as np
 from samplesoft._validation import FloatArray
 from samplesoft.checking.estimators import SampledSum
 from samplesoft.checking.exact import Means, expectation
-from samplesoft.checking.faults import AND, FAULTS
+from samplesoft.checking.faults import ALL_FAULTS, AND
 from samplesoft.checking.observe import Observer
 from samplesoft.checking.spread import Spread, linearised_spread
 
@@ -83,7 +83,7 @@ class Candidate:
     @property
     def title(self) -> str:
         """The scheme and its faults as text, such as "`masked`, but log m is left out ..."."""
-        words = [FAULTS[name].description for name in self.faults]
+        words = [ALL_FAULTS[name].description for name in self.faults]
         return f"`{self.scheme}`" + (", but " + "; and ".join(words) if words else "")
 
 

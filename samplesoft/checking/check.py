@@ -23,7 +23,7 @@ from samplesoft.checking.candidates import Candidate
 from samplesoft.checking.estimators import ESTIMATORS, full_sum
 from samplesoft.checking.exact import expectation
 from samplesoft.checking.families import FAMILIES, MEMORY_FAMILIES, CheckState
-from samplesoft.checking.faults import FAULTS
+from samplesoft.checking.faults import ALL_FAULTS
 from samplesoft.checking.fitted import (
     candidates_with_fitted_constants,
     candidates_with_gradient_faults,
@@ -597,7 +597,7 @@ def _sort_scores(scores: list[Candidate]) -> list[Candidate]:
     def order_key(candidate: Candidate) -> list[int]:
         return [*(faults.index(name) for name in candidate.faults), schemes.index(candidate.scheme)]
 
-    faults = list(FAULTS)
+    faults = list(ALL_FAULTS)
     schemes = list(ESTIMATORS)
     ranked = sorted(scores, key=fit_key)
     if not ranked or not ranked[0].allowed:

@@ -10,6 +10,7 @@ with the mistake to ``tests/checking/twins.py``. Two mistakes that replace the s
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -417,40 +418,6 @@ FAULTS: dict[str, Fault] = {
         "Look for draws that are used again, for example the same set twice, or one draw in "
         "several positions. Draws without replacement have a smaller standard deviation.",
     ),
-    "log_sums_ignored": Fault(
-        "the running estimates `log_sums` have no effect",
-        "Divide the gradient by the running estimate, not by the sum over the draws.",
-    ),
-    "other_rate": Fault(
-        "the running estimate moves at another rate than was passed",
-        "Pass the `gamma` or `alpha` of the loss to `check_loss`, or see whether 1 - gamma stands "
-        "at the old estimate. The alpha of a mean over n classes is n times that of a sum.",
-    ),
-    "new_from_zero": Fault(
-        "the running estimate of a new example is gamma times its first sum",
-        "At the first visit of an example, set its estimate to the sum over its draws.",
-    ),
-    "mean_over_draws": Fault(
-        "the sum over the draws is a mean: it is divided by m, not by m q",
-        "Divide the term of each draw by m q. If the running estimate is of a mean over n classes, "
-        "subtract log n from `log_sums` first.",
-    ),
-    "gradient_through_log_sums": Fault(
-        "the gradient flows through the running estimate too",
-        "Detach the running estimate from the gradient: it is a constant divisor.",
-    ),
-    "gradient_times_gamma": Fault(
-        "the gradient is multiplied by gamma",
-        "Divide the gradient by the new estimate alone, without a factor of gamma.",
-    ),
-    "gradient_over_gamma": Fault(
-        "the gradient is divided by gamma",
-        "Divide the gradient by the new estimate alone, without a factor of gamma.",
-    ),
-    "other_value": Fault(
-        "the gradient fits, and the value is neither u + S/U - 1, S/U nor log U",
-        "Return one of these values. A value that only carries the gradient does no harm.",
-    ),
     "in_batch_count": Fault(
         "the m of the correction is not the number of other labels in the batch",
         "Set m = B - 1 for a batch of B examples.",
@@ -554,3 +521,42 @@ FAULTS: dict[str, Fault] = {
         "Leave masked draws out of the mean in the label smoothing.",
     ),
 }
+
+# mistakes that only losses with a memory have; their candidates are made in `memory`
+MEMORY_FAULTS: dict[str, Fault] = {
+    "log_sums_ignored": Fault(
+        "the running estimates `log_sums` have no effect",
+        "Divide the gradient by the running estimate, not by the sum over the draws.",
+    ),
+    "other_rate": Fault(
+        "the running estimate moves at another rate than was passed",
+        "Pass the `gamma` or `alpha` of the loss to `check_loss`, or see whether 1 - gamma stands "
+        "at the old estimate. The alpha of a mean over n classes is n times that of a sum.",
+    ),
+    "new_from_zero": Fault(
+        "the running estimate of a new example is gamma times its first sum",
+        "At the first visit of an example, set its estimate to the sum over its draws.",
+    ),
+    "mean_over_draws": Fault(
+        "the sum over the draws is a mean: it is divided by m, not by m q",
+        "Divide the term of each draw by m q. If the running estimate is of a mean over n classes, "
+        "subtract log n from `log_sums` first.",
+    ),
+    "gradient_through_log_sums": Fault(
+        "the gradient flows through the running estimate too",
+        "Detach the running estimate from the gradient: it is a constant divisor.",
+    ),
+    "gradient_times_gamma": Fault(
+        "the gradient is multiplied by gamma",
+        "Divide the gradient by the new estimate alone, without a factor of gamma.",
+    ),
+    "gradient_over_gamma": Fault(
+        "the gradient is divided by gamma",
+        "Divide the gradient by the new estimate alone, without a factor of gamma.",
+    ),
+    "other_value": Fault(
+        "the gradient fits, and the value is neither u + S/U - 1, S/U nor log U",
+        "Return one of these values. A value that only carries the gradient does no harm.",
+    ),
+}
+ALL_FAULTS = ChainMap(FAULTS, MEMORY_FAULTS)

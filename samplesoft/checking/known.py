@@ -43,7 +43,7 @@ _COMMON_FAULTS = (
 )
 
 
-def single_faults() -> list[tuple[str]]:
+def _single_faults() -> list[tuple[str]]:
     """Return the faults with `ways` that are not in gradients, each as a tuple of one name."""
     return [(name,) for name, fault in FAULTS.items() if fault.ways and not fault.in_gradients]
 
@@ -56,14 +56,14 @@ def known_candidates(observer: Observer) -> list[Candidate]:
     """
     if not observer.is_random:
         return merge_equal_means(
-            _make_candidates(observer, [(), *single_faults()], [ESTIMATORS["full"]])
+            _make_candidates(observer, [(), *_single_faults()], [ESTIMATORS["full"]])
         )
 
     estimators = estimators_with_draws("all", "repeated", "independent")
 
     def make_candidates() -> list[Candidate]:
         return [
-            *merge_equal_means(_make_candidates(observer, [(), *single_faults()], estimators)),
+            *merge_equal_means(_make_candidates(observer, [(), *_single_faults()], estimators)),
             *_mixed_candidates(observer),
         ]
 
@@ -91,7 +91,7 @@ def faulty_candidates_of_distinct_draws(observer: Observer) -> list[Candidate]:
     return cached_candidates(
         observer,
         "mistakes",
-        lambda: merge_equal_means(_make_candidates(observer, single_faults(), estimators)),
+        lambda: merge_equal_means(_make_candidates(observer, _single_faults(), estimators)),
     )
 
 
@@ -109,7 +109,7 @@ def candidates_by_name(
     Names with a fault that has a fitted constant are skipped. Candidates with equal means are
     merged into one, which is faultless if one of them is.
     """
-    known = {name for (name,) in single_faults()}
+    known = {name for (name,) in _single_faults()}
     right_first = sorted(names, key=lambda name: (name[1] is not None, str(name)))
 
     schemes_and_faults = [
@@ -126,7 +126,7 @@ def candidates_by_name(
 
 def candidates_with_two_faults(observer: Observer) -> list[Candidate]:
     """Return the candidates with two mistakes."""
-    fault_names = [name for (name,) in single_faults()]
+    fault_names = [name for (name,) in _single_faults()]
     repeated_estimators = estimators_with_draws("all", "repeated", "independent")
 
     return cached_candidates(

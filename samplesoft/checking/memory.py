@@ -21,9 +21,9 @@ from samplesoft._validation import FloatArray
 from samplesoft.checking.candidates import Candidate, merge_equal_means
 from samplesoft.checking.estimators import ESTIMATORS, Estimator, SampledSum, full_sum
 from samplesoft.checking.exact import Means, expectation
-from samplesoft.checking.faults import AND
+from samplesoft.checking.faults import AND, FAULTS
 from samplesoft.checking.fitted import distance_units, nearest_candidate
-from samplesoft.checking.known import cached_candidates, single_faults, with_faults
+from samplesoft.checking.known import cached_candidates, with_faults
 from samplesoft.checking.observe import Observed, Observer
 from samplesoft.checking.problems import Memory, Problem
 
@@ -128,7 +128,11 @@ def _sums(
     problem = observer.problem
     names: list[tuple[str, ...]] = [()]
     if has_faults:
-        names += [name for name in single_faults() if name[0] not in _SKIPPED_FAULTS]
+        names += [
+            (name,)
+            for name, one_fault in FAULTS.items()
+            if one_fault.ways and not one_fault.in_gradients and name not in _SKIPPED_FAULTS
+        ]
     for name, fault in product(_SCHEMES, names):
         right = ESTIMATORS[name]
         variants = [(fault[0] if fault else None, wrong) for wrong in with_faults(right, fault)]

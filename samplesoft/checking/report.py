@@ -9,7 +9,7 @@ import numpy as np
 
 from samplesoft.checking.candidates import Candidate
 from samplesoft.checking.estimators import ESTIMATORS, MEMORY_SCHEMES
-from samplesoft.checking.faults import FAULTS
+from samplesoft.checking.faults import ALL_FAULTS
 from samplesoft.reports.figures import COLOURS, GRID, titled_figure
 from samplesoft.reports.parts import Column, Paragraph, Part, Table
 from samplesoft.reports.report import Report
@@ -246,7 +246,7 @@ class LossReport(Report):
     @property
     def remedy(self) -> str:
         """How to correct the loss; empty if it is right, or if no hypothesis fits."""
-        remedies = [FAULTS[name].remedy for name in self.faults]
+        remedies = [ALL_FAULTS[name].remedy for name in self.faults]
         if "uncorrected" in self.faults and self.scheme == "candidate":
             remedies.append(
                 "Then either subtract log(m q) from the label's logit too, or leave out draws of "
