@@ -6,8 +6,8 @@ bias of each loss on next words of a text, with 100 negatives, averaged over exa
 the loss, and the L1 norm of the bias of the gradient in the logits.
 `docs/audit.md <../docs/audit.md>`_ discusses the results.
 
-Environments are folders of one directory. The script makes missing ones, with about 6 GB of
-packages. Then it takes half an hour on two cores. ``--only`` checks some losses again, and keeps
+Environments are folders of one directory. The script makes missing ones, with about 12 GB of
+packages. Then it takes an hour on two cores. ``--only`` checks some losses again, and keeps
 the other rows::
 
     python figures/audit.py --environments ~/audit --corpus ptb.train.txt.xz
@@ -154,12 +154,20 @@ def bias(one: Published, text: Embeddings) -> Row:
     if one.judgement == LOGISTIC:
         of_gradient, of_loss = logistic(logits, text.labels, q, m, one)
     else:
-        # a number for each draw that is no correction, so that S is a plain sum
-        plain = None if one.corrected else np.full_like(q, 1.0 / m)
-        found = exact_bias(logits, text.labels, q, m, scheme=one.scheme, correction=plain)
+        found = exact_bias(
+            logits, text.labels, q, m, scheme=one.scheme, correction=divisors(one, q, m)
+        )
         of_gradient, of_loss = found.bias, found.loss_bias
     l1 = float(np.abs(of_gradient).sum(axis=1).mean())
     return {"negatives": m, "l1_bias": l1, "loss_bias": float(np.mean(of_loss))}
+
+
+def divisors(one: Published, q: FloatArray, m: int) -> FloatArray | None:
+    """Return what a loss divides the terms of its draws by, None if it is what is right."""
+    if callable(one.corrected):
+        return np.asarray(one.corrected(q, m))
+    # without a correction S is a plain sum
+    return None if one.corrected else np.full_like(q, 1.0 / m)
 
 
 def law(name: str, counts: FloatArray) -> FloatArray:

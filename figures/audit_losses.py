@@ -14,11 +14,11 @@ In the environment of a package, ``python audit_losses.py NAME`` checks one and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache, partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ def remembered(loss: Loss) -> Loss:
     return called
 
 
-@contextmanager
+@contextlib.contextmanager
 def undivided() -> Iterator[None]:
     """Leave out means over the batch: ``Tensor.mean`` and that of ``cross_entropy``."""
     import torch
@@ -390,6 +390,117 @@ def pykeen(W: Any, h: Any, labels: Any, m: int, loss: Any) -> Any:
     return process(*scores)
 
 
+# Merlin ------------------------------------------------------------------------------------------
+
+
+@of_torch
+def transformers4rec(W: Any, h: Any, labels: Any, m: int) -> Any:
+    """Return losses of Transformers4Rec's sampled softmax, its network replaced by the vectors."""
+    import torch
+    from transformers4rec.torch.model.prediction_task import NextItemPredictionPrepareBlock
+
+    # item 0 is padding
+    n, dim = W.shape
+    block = NextItemPredictionPrepareBlock(n + 1, sampled_softmax=True, max_n_samples=m, min_id=1)
+    head = block.build((None, None, dim))
+    for module in head.modules():
+        if hasattr(module, "output_layer"):
+            module.output_layer.data = torch.cat([torch.zeros_like(W[:1]), W])
+    logits, targets = head(h, targets=labels + 1, training=True)
+    return torch.nn.CrossEntropyLoss(reduction="none")(logits, targets)
+
+
+@of_torch
+def merlin_torch_in_batch(W: Any, h: Any, labels: Any, m: int) -> Any:
+    """Return losses of the contrastive output of merlin-models in torch, in-batch negatives."""
+    return merlin_torch(W, h, labels, "in-batch")
+
+
+@of_torch
+def merlin_torch_popularity(W: Any, h: Any, labels: Any, m: int) -> Any:
+    """Return losses of the contrastive output of merlin-models in torch, with drawn negatives."""
+    from merlin.models.torch.outputs.sampling.popularity import PopularityBasedSampler
+
+    return merlin_torch(W, h, labels, PopularityBasedSampler(max_num_samples=m))
+
+
+def merlin_torch(W: Any, h: Any, labels: Any, sampler: Any) -> Any:
+    """Return losses of the contrastive output of merlin-models in torch, given its sampler."""
+    import torch
+    from merlin.models.torch.batch import Batch
+    from merlin.models.torch.outputs.classification import CategoricalTarget
+    from merlin.models.torch.outputs.contrastive import ContrastiveOutput
+    from merlin.schema import ColumnSchema, Tags
+
+    item = ColumnSchema(
+        "item",
+        dtype=np.int64,
+        tags=[Tags.ITEM_ID, Tags.CATEGORICAL],
+        properties={"domain": {"min": 0, "max": len(W) - 1}},
+    )
+    output = ContrastiveOutput(negative_sampling=[sampler])
+    output.initialize_from_schema(item)
+    table = W.float()
+    with mock.patch.object(CategoricalTarget, "embedding_lookup", lambda _, ids: table[ids]):
+        logits = output(h.float(), batch=Batch({}, targets={"default": labels}))
+    return torch.nn.functional.cross_entropy(logits, output.target, reduction="none")
+
+
+# losses with memory -------------------------------------------------------------------------------
+
+
+def of_libauc(function: Callable[..., Any]) -> Loss:
+    """Return a loss of six arguments, of which the last is where its memory starts.
+
+    It is ``loss(class_embeddings, h, labels, num_sampled, seed, log_sums)``. A package keeps for
+    each example an estimate u of the mean of ``exp(o_j - o_t)`` over classes j other than the
+    label t. `log_sums` (B,) are the log u before the call. `function` is called with tensors, and
+    returns the losses, in which the new u is a constant.
+    """
+
+    def loss(
+        class_embeddings: Any, h: Any, labels: Any, num_sampled: int, seed: int, log_sums: Any
+    ) -> Any:
+        import torch
+
+        with mock.patch.object(torch, "mean", lambda x, *_: x), undivided():
+            called = of_torch(partial(function, log_sums=torch.tensor(log_sums)[:, None]))
+            return called(class_embeddings, h, labels, num_sampled, seed)
+
+    return loss
+
+
+def libauc_classification(
+    W: Any, h: Any, labels: Any, m: int, log_sums: Any, **options: Any
+) -> Any:
+    """Return losses of LibAUC's extreme classification, with uniform draws for each example."""
+    import torch
+    from libauc.losses import EntLossClassification
+
+    loss = EntLossClassification(len(h), **options)
+    loss.nu = log_sums.clone()
+    # the column of the label is masked, as its authors do, and not counted
+    draws = torch.randint(len(W), (len(h), m))
+    gaps = torch.einsum("bd,bkd->bk", h, W[draws]) - (h * W[labels]).sum(1, keepdim=True)
+    logits = torch.cat([torch.full_like(gaps[:, :1], -torch.inf), gaps], dim=1)
+    return loss(logits, torch.arange(len(h)))["loss"][:, 0]
+
+
+def libauc_global_contrastive(W: Any, h: Any, labels: Any, m: int, log_sums: Any) -> Any:
+    """Return losses of LibAUC's SogCLR for two modalities: contexts, and vectors of labels.
+
+    The losses are means of those of rows and of columns, which start from the same u.
+    """
+    import torch
+    from libauc.losses.contrastive import GCLoss_v2
+
+    with contextlib.redirect_stdout(None):
+        loss = GCLoss_v2(N=len(h), tau=1.0)
+    loss.b1, loss.b2 = log_sums.clone(), log_sums.clone()  # u is stored as u exp(-b)
+    loss.u1, loss.u2 = torch.ones_like(log_sums), torch.ones_like(log_sums)
+    return loss(h, W[labels], torch.arange(len(h)))[0][:, 0]
+
+
 # gensim ------------------------------------------------------------------------------------------
 
 
@@ -544,6 +655,60 @@ def keras_rs_rows(W: Any, h: Any, labels: Any, m: int, mask: float | None = None
     return keras.losses.CategoricalCrossentropy(from_logits=True, reduction=None)(targets, logits)
 
 
+def merlin_contrastive(W: Any, h: Any, labels: Any, m: int, output: Any) -> Any:
+    """Return losses of the contrastive output of merlin-models, with given vectors of items."""
+    import tensorflow as tf
+
+    with mock.patch.object(
+        type(output), "embedding_lookup", lambda _, ids: tf.gather(W, tf.squeeze(ids, axis=-1))
+    ):
+        ids = labels[:, None]
+        found = output(h, features={"item": ids}, targets=ids, training=True)
+    loss = tf.keras.losses.CategoricalCrossentropy(from_logits=True, reduction="none")
+    return loss(found.targets, found.outputs)
+
+
+@cache
+def merlin_of_size(n: int, dim: int, m: int, **options: Any) -> Loss:
+    """Return the loss of a catalogue of n items; TensorFlow compiles one for each."""
+    return of_tensorflow(partial(merlin_contrastive, output=merlin_output(n, dim, m, **options)))
+
+
+def merlin_output(
+    n: int, dim: int, m: int, sampler: str, unique: bool = True, **options: Any
+) -> Any:
+    """Return the output layer of a catalogue of n items, whose table is not used."""
+    import merlin.models.tf as mm
+    import tensorflow as tf
+    from merlin.models.tf.outputs.sampling.popularity import PopularityBasedSamplerV2
+    from merlin.models.tf.transforms.bias import PopularityLogitsCorrection
+    from merlin.schema import ColumnSchema, Schema, Tags
+
+    item = ColumnSchema(
+        "item",
+        dtype=np.int64,
+        tags=[Tags.ITEM_ID, Tags.CATEGORICAL],
+        properties={"domain": {"min": 0, "max": n - 1}},
+    )
+    negatives: Any = sampler
+    if sampler == "popularity":
+        negatives = PopularityBasedSamplerV2(max_id=n, max_num_samples=m, unique=unique)
+    if options.pop("popularity", False):
+        q = tf.constant(log_uniform(n), tf.float32)
+        correction = PopularityLogitsCorrection(q, is_prob_distribution=True, schema=Schema([item]))
+        options |= {"post": correction, "store_negative_ids": True}
+    output = mm.ContrastiveOutput(mm.EmbeddingTable(dim, item), negatives, **options)
+    ids = tf.zeros((2, 1), tf.int64)  # the first call makes its variables
+    output(tf.zeros((2, dim)), features={"item": ids}, targets=ids, training=True)
+    return output
+
+
+def for_as_many_tries(q: Any, m: int) -> Any:
+    """Return the expected counts of the sampler of merlin-models, as if m tries gave m classes."""
+    n = len(q)  # its own q are those of n + 1 classes
+    return -np.expm1(m * np.log1p(-q * np.log(n + 1.0) / np.log(n + 2.0)))
+
+
 def chances(W: Any, labels: Any) -> Any:
     """Return the log-uniform probabilities of labels."""
     import tensorflow as tf
@@ -559,7 +724,8 @@ class Published(NamedTuple):
 
     `proposal` and `num_sampled` are what `check_loss` is given; `law`, `scheme` and `corrected` say
     which exact bias it has on a text (``audit.py``), with negatives by that law; `law` is empty
-    where that is none.
+    where that is none. `corrected` may also be a function of q and m that returns what a loss
+    divides by instead of m q.
     """
 
     package: str
@@ -570,13 +736,23 @@ class Published(NamedTuple):
     judgement: str
     law: str
     scheme: str
-    corrected: bool = True
+    corrected: Any = True
     proposal: Any = "log-uniform"
     num_sampled: int = 5
+    tau: float = 1.0
 
 
 RIGHT, LOGISTIC, CONTRASTIVE, WRONG = "right", "right, logistic", "not corrected", "wrong"
 TF, TORCH, RECOMMENDERS, WORDS = "tensorflow", "torch", "recommenders", "words"
+MERLIN, MERLIN_TORCH, MEMORY = "merlin", "merlin-torch", "memory"
+# pip alone takes versions that need pandas 2 and NumPy 2
+_OF_MERLIN = (
+    "dask-cuda==23.8.0",
+    "dask==2023.7.1",
+    "distributed==2023.7.1",
+    "pyarrow==14.0.2",
+    "setuptools<81",
+)
 # what an environment has beside samplesoft's own requirements
 ENVIRONMENTS = {
     TF: (
@@ -604,6 +780,16 @@ ENVIRONMENTS = {
         "pykeen==1.11.1",
     ),
     WORDS: ("gensim==4.4.0",),
+    MERLIN: ("merlin-models==23.12.0", "tensorflow-cpu==2.12.1", *_OF_MERLIN),
+    MERLIN_TORCH: (
+        "torch==2.13.0",
+        "transformers4rec==23.12.0",
+        "merlin-models==23.12.0",
+        "pytorch-lightning==2.6.6",
+        "numpy==1.26.4",
+        *_OF_MERLIN,
+    ),
+    MEMORY: ("torch==2.13.0", "libauc==2.0.1"),
 }
 
 
@@ -613,6 +799,14 @@ def _tensorflow(name: str, **options: Any) -> Loss:
 
 def _in_batch(function: Callable[..., Any], **options: Any) -> Loss:
     return of_tensorflow(partial(function, **options))
+
+
+def _merlin(**options: Any) -> Loss:
+    def loss(class_embeddings: Any, h: Any, labels: Any, num_sampled: int, seed: int) -> Any:
+        of_size = merlin_of_size(*class_embeddings.shape, num_sampled, **options)
+        return of_size(class_embeddings, h, labels, num_sampled, seed)
+
+    return loss
 
 
 _HITS = {"remove_accidental_hits": True}
@@ -953,6 +1147,126 @@ LOSSES: dict[str, Published] = {
         False,
         proposal=smoothed_counts,
     ),
+    "merlin-in-batch": Published(
+        "merlin-models",
+        "models.tf.ContrastiveOutput",
+        "in-batch",
+        MERLIN,
+        _merlin(sampler="in-batch"),
+        CONTRASTIVE,
+        "counts",
+        "candidate_masked",
+        False,
+    ),
+    "merlin-in-batch-q": Published(
+        "merlin-models",
+        "models.tf.ContrastiveOutput",
+        "in-batch, PopularityLogitsCorrection",
+        MERLIN,
+        _merlin(sampler="in-batch", popularity=True),
+        RIGHT,
+        "counts",
+        "candidate_masked",
+    ),
+    "merlin-in-batch-q-temperature": Published(
+        "merlin-models",
+        "models.tf.ContrastiveOutput",
+        "in-batch, PopularityLogitsCorrection, logits_temperature=0.5",
+        MERLIN,
+        _merlin(sampler="in-batch", popularity=True, logits_temperature=0.5),
+        WRONG,
+        "counts",
+        "candidate_masked",
+        lambda q, m: q**2,
+        tau=2.0,
+    ),
+    "merlin-popularity": Published(
+        "merlin-models",
+        "models.tf.ContrastiveOutput",
+        "PopularityBasedSamplerV2",
+        MERLIN,
+        _merlin(sampler="popularity"),
+        CONTRASTIVE,
+        "log-uniform",
+        "distinct_candidate_masked",
+        False,
+    ),
+    "merlin-popularity-q": Published(
+        "merlin-models",
+        "models.tf.ContrastiveOutput",
+        "PopularityBasedSamplerV2, logq_sampling_correction=True",
+        MERLIN,
+        _merlin(sampler="popularity", logq_sampling_correction=True),
+        WRONG,
+        "log-uniform",
+        "distinct_candidate_masked",
+        for_as_many_tries,
+    ),
+    "merlin-popularity-q-repeated": Published(
+        "merlin-models",
+        "models.tf.ContrastiveOutput",
+        "PopularityBasedSamplerV2, unique=False, logq_sampling_correction=True",
+        MERLIN,
+        _merlin(sampler="popularity", unique=False, logq_sampling_correction=True),
+        RIGHT,
+        "log-uniform",
+        "candidate_masked",
+    ),
+    "merlin-popularity-q-temperature": Published(
+        "merlin-models",
+        "models.tf.ContrastiveOutput",
+        "the same, logits_temperature=0.5",
+        MERLIN,
+        _merlin(
+            sampler="popularity",
+            unique=False,
+            logq_sampling_correction=True,
+            logits_temperature=0.5,
+        ),
+        WRONG,
+        "log-uniform",
+        "candidate_masked",
+        lambda q, m: q**2,
+        tau=2.0,
+    ),
+    "merlin-torch-in-batch": Published(
+        "merlin-models",
+        "models.torch.ContrastiveOutput",
+        "in-batch",
+        MERLIN_TORCH,
+        remembered(merlin_torch_in_batch),
+        CONTRASTIVE,
+        "counts",
+        "candidate_masked",
+        False,
+    ),
+    "merlin-torch-popularity": Published(
+        "merlin-models",
+        "models.torch.ContrastiveOutput",
+        "PopularityBasedSampler",
+        MERLIN_TORCH,
+        merlin_torch_popularity,
+        WRONG,
+        "",
+        "",
+    ),
+    "transformers4rec": Published(
+        "transformers4rec",
+        "NextItemPredictionTask",
+        "sampled_softmax=True",
+        MERLIN_TORCH,
+        transformers4rec,
+        WRONG,
+        "",
+        "",
+    ),
+}
+
+# `check_loss` does not call losses with a sixth argument of this kind
+WITH_MEMORY: dict[str, Loss] = {
+    "libauc-scent": of_libauc(libauc_classification),
+    "libauc-sox": of_libauc(partial(libauc_classification, is_scent=False)),
+    "libauc-sogclr": of_libauc(libauc_global_contrastive),
 }
 
 
@@ -963,7 +1277,7 @@ def main(name: str) -> None:
     one = LOSSES[name]
     found: dict[str, Any] = {"version": version(one.package)}
     try:
-        report = check_loss(one.loss, one.proposal, one.num_sampled)
+        report = check_loss(one.loss, one.proposal, one.num_sampled, tau=one.tau)
     except (TypeError, ValueError) as error:
         found |= {"verdict": str(error)}
     else:

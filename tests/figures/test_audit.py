@@ -4,17 +4,19 @@ import contextlib
 import io
 import itertools
 import re
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import audit
 import numpy as np
 import pytest
-from audit_losses import ENVIRONMENTS, LOSSES, Published, log_uniform
-from scipy.special import log_softmax
+from audit_losses import ENVIRONMENTS, LOSSES, WITH_MEMORY, Published, log_uniform
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit, log_softmax, logsumexp
 from scripts import read_rows
 
-from samplesoft import exact_bias
+from samplesoft import check_loss, exact_bias
 from samplesoft.checking.estimators import ESTIMATORS
 from samplesoft.checking.faults import FAULTS
 from samplesoft.data import Embeddings
@@ -139,3 +141,104 @@ def test_laws():
     for name in ("uniform", "counts", "counts^0.75", "log-uniform"):
         assert audit.law(name, counts).sum() == pytest.approx(1.0)
     assert audit.law("log-uniform", counts).tolist() == log_uniform(3)[[2, 0, 1]].tolist()
+
+
+class TestLossesOfRecommenders:
+    """What ``docs/audit.md`` says of the losses that recommenders compare."""
+
+    P = np.array([0.35, 0.25, 0.2, 0.12, 0.08])
+
+    def mean(self, loss, s):
+        """Return the mean of ``loss(gaps)`` over labels drawn from P."""
+        return sum(p * loss(np.delete(s, t) - s[t]) for t, p in enumerate(self.P))
+
+    @pytest.mark.parametrize(
+        ("loss", "shares"),
+        [
+            (lambda d: np.logaddexp(0.0, logsumexp(d)), [0.35, 0.25, 0.2, 0.12, 0.08]),
+            (logsumexp, [0.45, 0.23, 0.17, 0.09, 0.06]),  # SL
+        ],
+    )
+    def test_minimum(self, loss, shares):
+        found = minimize(partial(self.mean, loss), np.zeros(5))
+        np.testing.assert_allclose(np.exp(log_softmax(found.x)), shares, atol=0.005)
+
+    def test_psl_has_no_minimum(self):
+        def psl(d):
+            return logsumexp(np.log(2.0) + log_expit(2.0 * d))
+
+        values = [self.mean(psl, scale * np.arange(5.0, 0.0, -1.0)) for scale in (1, 2, 4, 8)]
+        assert np.diff(values).max() < -0.1
+        gaps = np.array([-0.3, 0.2, 1.0])
+        assert psl(gaps) == pytest.approx(np.log((np.tanh(gaps) + 1.0).sum()))
+
+    def test_bsl_is_sl(self):
+        c, a, b = np.array([0.2, -0.5, 0.9]), 0.3, 0.2
+        of_bsl = b / a * logsumexp(c[1:] / b) - c[0] / a
+        assert of_bsl == pytest.approx(b / a * logsumexp((c[1:] - c[0]) / b))
+
+    def test_weight_of_sl_at_k_lowers_the_label(self):
+        cosines, step = np.random.default_rng(0).uniform(-0.1, 0.1, 1000), 1e-4
+
+        def loss(c):
+            return expit((c - 0.1) / 0.5) * logsumexp((cosines - c) / 0.2)
+
+        slope = (loss(step) - loss(-step)) / (2.0 * step)
+        assert slope == pytest.approx(1.2, abs=0.05)
+
+    def test_gbce_with_the_full_beta(self):
+        n, m = 5, 2
+        beta = m / (n - 1)
+        s = np.log(self.P / (1.0 - self.P))
+        slopes = -self.P * beta * expit(-s) + (1.0 - self.P) * m / (n - 1) * expit(s)
+        np.testing.assert_allclose(slopes, 0.0, atol=1e-12)
+
+    @pytest.mark.slow
+    def test_verdicts(self):
+        def sl(scores, ids, log_q, labels):
+            gaps = np.take_along_axis(scores, ids, 1) - scores[np.arange(len(labels)), labels, None]
+            return logsumexp(gaps, axis=1)
+
+        def adversarial(scores, ids, log_q, labels):
+            k = (scores.shape[1] - 1) / ids.shape[1]
+            return np.logaddexp(0.0, np.log(k) + sl(scores, ids, log_q, labels))
+
+        found = [
+            check_loss(loss, "uniform", 8, draws="given-negatives") for loss in (sl, adversarial)
+        ]
+        assert [report.scheme for report in found] == ["negatives", "negatives"]
+        assert [report.fault for report in found] == ["uncorrected + label_left_out", None]
+
+
+def test_divisors():
+    q = np.array([0.5, 0.3, 0.2])
+    assert audit.divisors(LOSSES["tfrs-q"], q, 4) is None
+    assert audit.divisors(LOSSES["tfrs"], q, 4).tolist() == [0.25] * 3
+    assert audit.divisors(LOSSES["merlin-in-batch-q-temperature"], q, 4) == pytest.approx(q**2)
+    tries = audit.divisors(LOSSES["merlin-popularity-q"], log_uniform(1000), 4)
+    assert tries == pytest.approx(1.0 - (1.0 - log_uniform(1001)[:1000]) ** 4)
+
+
+@pytest.mark.parametrize("name", WITH_MEMORY)
+def test_losses_with_memory(name):
+    pytest.importorskip("libauc")
+    rng = np.random.default_rng(0)
+    W, labels = rng.standard_normal((12, 4)), np.arange(64) % 11 + 1
+    h, log_sums = 0.5 * rng.standard_normal((64, 4)), rng.standard_normal(64)
+    losses, slopes = WITH_MEMORY[name](W, h, labels, 5, 0, log_sums)
+    assert losses.shape == (64,) and slopes.shape == (64, 4)
+    assert np.isfinite(slopes).all()
+
+
+def test_mean_of_a_loss_with_memory():
+    """SOX: the estimate of one draw over the new average."""
+    pytest.importorskip("libauc")
+    rng = np.random.default_rng(0)
+    W, labels = rng.standard_normal((12, 4)), np.arange(64) % 11 + 1
+    h, log_sums = 0.5 * rng.standard_normal((64, 4)), rng.standard_normal((64, 1))
+    loss = WITH_MEMORY["libauc-sox"]
+    mean = np.mean([loss(W, h, labels, 1, seed, log_sums[:, 0])[0] for seed in range(1000)], axis=0)
+    o = h @ W.T
+    ratios = np.exp(o - o[np.arange(64), labels][:, None])
+    exact = (ratios / (0.1 * np.exp(log_sums) + 0.9 * ratios)).mean(axis=1)
+    np.testing.assert_allclose(mean, exact, atol=0.03)
