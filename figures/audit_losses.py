@@ -452,10 +452,10 @@ def merlin_torch(W: Any, h: Any, labels: Any, sampler: Any) -> Any:
 def of_libauc(function: Callable[..., Any]) -> Loss:
     """Return a loss of six arguments, of which the last is where its memory starts.
 
-    It is ``loss(class_embeddings, h, labels, num_sampled, seed, log_sums)``. A package keeps for
-    each example an estimate u of the mean of ``exp(o_j - o_t)`` over classes j other than the
-    label t. `log_sums` (B,) are the log u before the call. `function` is called with tensors, and
-    returns the losses, in which the new u is a constant.
+    It is ``loss(class_embeddings, h, labels, num_sampled, seed, log_sums)``. `log_sums` (B,) are
+    the logs of the running estimates of the sums of ``exp(o_j - o_t)``, with the label t, before
+    the call. `function` is called with tensors, and returns the losses, in which the new estimates
+    are constants.
     """
 
     def loss(
@@ -473,14 +473,18 @@ def of_libauc(function: Callable[..., Any]) -> Loss:
 def libauc_classification(
     W: Any, h: Any, labels: Any, m: int, log_sums: Any, **options: Any
 ) -> Any:
-    """Return losses of LibAUC's extreme classification, with uniform draws for each example."""
+    """Return losses of LibAUC's extreme classification, with uniform draws of other classes.
+
+    The package keeps the log of a mean over the n - 1 other classes, and 0 for a new example.
+    """
     import torch
     from libauc.losses import EntLossClassification
 
     loss = EntLossClassification(len(h), **options)
-    loss.nu = log_sums.clone()
+    log_means = log_sums - np.log(len(W) - 1)
+    loss.nu = torch.where(torch.isneginf(log_sums), 0.0, log_means)
     # the column of the label is masked, as its authors do, and not counted
-    draws = torch.randint(len(W), (len(h), m))
+    draws = (labels[:, None] + torch.randint(1, len(W), (len(h), m))) % len(W)
     gaps = torch.einsum("bd,bkd->bk", h, W[draws]) - (h * W[labels]).sum(1, keepdim=True)
     logits = torch.cat([torch.full_like(gaps[:, :1], -torch.inf), gaps], dim=1)
     return loss(logits, torch.arange(len(h)))["loss"][:, 0]
@@ -740,6 +744,7 @@ class Published(NamedTuple):
     proposal: Any = "log-uniform"
     num_sampled: int = 5
     tau: float = 1.0
+    memory: dict[str, float] | None = None  # rate of the running estimates, for `check_loss`
 
 
 RIGHT, LOGISTIC, CONTRASTIVE, WRONG = "right", "right, logistic", "not corrected", "wrong"
@@ -754,6 +759,8 @@ _OF_MERLIN = (
     "setuptools<81",
 )
 # what an environment has beside samplesoft's own requirements
+_TWELVE = np.full(12, 1.0 / 12.0)  # a proposal over as many classes
+
 ENVIRONMENTS = {
     TF: (
         "tensorflow-cpu==2.21.0",
@@ -1260,14 +1267,34 @@ LOSSES: dict[str, Published] = {
         "",
         "",
     ),
+    "libauc-sox": Published(
+        "libauc",
+        "EntLossClassification",
+        "is_scent=False, uniform draws",
+        MEMORY,
+        of_libauc(partial(libauc_classification, is_scent=False)),
+        RIGHT,
+        "",
+        "",
+        proposal=_TWELVE,
+        memory={"gamma": 0.9},
+    ),
+    "libauc-scent": Published(
+        "libauc",
+        "EntLossClassification",
+        "alpha=1, uniform draws",
+        MEMORY,
+        of_libauc(partial(libauc_classification, alpha=1.0)),
+        RIGHT,
+        "",
+        "",
+        proposal=_TWELVE,
+        memory={"alpha": np.e / 11.0},  # of a sum: exp(1) is that of a mean over 11 classes
+    ),
 }
 
-# `check_loss` does not call losses with a sixth argument of this kind
-WITH_MEMORY: dict[str, Loss] = {
-    "libauc-scent": of_libauc(libauc_classification),
-    "libauc-sox": of_libauc(partial(libauc_classification, is_scent=False)),
-    "libauc-sogclr": of_libauc(libauc_global_contrastive),
-}
+# called on single batches alone: it has no proposal, because its classes are the batch
+WITH_MEMORY: dict[str, Loss] = {"libauc-sogclr": of_libauc(libauc_global_contrastive)}
 
 
 def main(name: str) -> None:
@@ -1277,7 +1304,8 @@ def main(name: str) -> None:
     one = LOSSES[name]
     found: dict[str, Any] = {"version": version(one.package)}
     try:
-        report = check_loss(one.loss, one.proposal, one.num_sampled, tau=one.tau)
+        memory = {} if one.memory is None else {"log_sums": True, **one.memory}
+        report = check_loss(one.loss, one.proposal, one.num_sampled, tau=one.tau, **memory)
     except (TypeError, ValueError) as error:
         found |= {"verdict": str(error)}
     else:

@@ -143,7 +143,7 @@ METHODS: dict[str, Callable[[Corpus, int, int], Any]] = {
 }
 # numbers of draws of each method: for a batch, or for an example by clusters
 DRAWS = {"clusters": (100,), "full": (0,)}
-SHARED_DRAWS = (100,)
+SHARED_DRAWS = (100, 1000)
 COLOURS = {
     "counts": "#999999",
     "gamma 1": "#000000",

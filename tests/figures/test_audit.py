@@ -82,7 +82,8 @@ def test_adapters_return_losses_and_gradients(name):
     rng = np.random.default_rng(0)
     W, labels = rng.standard_normal((12, 4)), np.arange(64) % 11 + 1
     h = 0.5 * rng.standard_normal((64, 4))
-    losses, slopes = one.loss(W, h, labels, one.num_sampled, 0)
+    memory = () if one.memory is None else (rng.standard_normal(64),)
+    losses, slopes = one.loss(W, h, labels, one.num_sampled, 0, *memory)
     assert losses.shape in ((64,), (63,)) and slopes.shape == (64, 4)
 
 
@@ -236,9 +237,11 @@ def test_mean_of_a_loss_with_memory():
     rng = np.random.default_rng(0)
     W, labels = rng.standard_normal((12, 4)), np.arange(64) % 11 + 1
     h, log_sums = 0.5 * rng.standard_normal((64, 4)), rng.standard_normal((64, 1))
-    loss = WITH_MEMORY["libauc-sox"]
+    loss = LOSSES["libauc-sox"].loss
     mean = np.mean([loss(W, h, labels, 1, seed, log_sums[:, 0])[0] for seed in range(1000)], axis=0)
     o = h @ W.T
     ratios = np.exp(o - o[np.arange(64), labels][:, None])
-    exact = (ratios / (0.1 * np.exp(log_sums) + 0.9 * ratios)).mean(axis=1)
+    fractions = ratios / (0.1 * np.exp(log_sums) / 11.0 + 0.9 * ratios)
+    fractions[np.arange(64), labels] = 0.0  # the label is not drawn
+    exact = fractions.sum(axis=1) / 11.0
     np.testing.assert_allclose(mean, exact, atol=0.03)
