@@ -14,7 +14,8 @@ cores::
 
     python figures/moving_average_training.py --corpus ptb
 
-An interrupted script continues with the rows that are missing in the CSV.
+With ``--rate`` another learning rate gets rows of its own. An interrupted script continues with the
+rows that are missing in the CSV.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ from samplesoft.bias import moving_average_bias
 from samplesoft.losses import MovingAverageLoss
 from samplesoft.samplers import UnigramSampler
 
-DIM, TAU, RATE = 64, 1.0 / 0.3**2, 0.2
+DIM, TAU = 64, 1.0 / 0.3**2
 EPOCHS = 3
+RATE = 0.2  # of Adagrad, in the figure
 WORDS, EXAMPLES = 100_000, 500_000  # of the second task
 NUM_PROBED = 48  # examples whose bias is computed
 FIELDS = (
     "task",
     "method",
     "num_sampled",
+    "rate",  # of Adagrad
     "seed",
     "epoch",
     "seconds",  # of the processor, in training steps
@@ -163,6 +166,7 @@ def main() -> None:
     parser.add_argument("--tasks", default="words,names", help="by commas")
     parser.add_argument("--methods", default=";".join(METHODS), help="parted by ';'")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=RATE, help="of Adagrad")
     parser.add_argument("--share", type=float, default=1.0, help="of the examples")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
@@ -178,12 +182,12 @@ def main() -> None:
         for seed in range(args.seeds):
             for name in args.methods.split(";"):
                 for m in DRAWS.get(name, SHARED_DRAWS):
-                    key = (task, name, m, seed)
-                    about = ("task", "method", "num_sampled", "seed")
+                    key = (task, name, m, args.rate, seed)
+                    about = ("task", "method", "num_sampled", "rate", "seed")
                     if key in {tuple(row[field] for field in about) for row in rows}:
                         continue
-                    train(name, corpus, m, seed, 2000 / len(corpus.train), epochs=1)  # compiles
-                    found = train(name, corpus, m, seed, args.share, EPOCHS)
+                    train(name, corpus, m, args.rate, seed, 2000 / len(corpus.train), 1)  # compiles
+                    found = train(name, corpus, m, args.rate, seed, args.share, EPOCHS)
                     rows += [{**dict(zip(about, key, strict=True)), **row} for row in found]
                     write_csv(path, rows, FIELDS, digits=5)
     with atomic_write(path.with_suffix(".png")) as draft:
@@ -191,13 +195,13 @@ def main() -> None:
 
 
 def train(
-    name: str, corpus: Corpus, num_sampled: int, seed: int, share: float, epochs: int
+    name: str, corpus: Corpus, num_sampled: int, rate: float, seed: int, share: float, epochs: int
 ) -> list[Row]:
     """Train by a method, and return a row for each epoch."""
     order = np.random.default_rng(seed).permutation(corpus.train)
     order = order[: int(share * len(order))]
     layer = METHODS[name](corpus, seed, num_sampled)
-    model = LogBilinear(corpus, layer, DIM, RATE, seed, clock=process_time)
+    model = LogBilinear(corpus, layer, DIM, rate, seed, clock=process_time)
     probed = order[:NUM_PROBED]
     rows = []
     description = f"{name}, m = {num_sampled}"
@@ -228,7 +232,7 @@ def draw(rows: list[Row]) -> Figure:
             own = [
                 row
                 for row in rows
-                if (row["task"], row["method"]) == (task, name)
+                if (row["task"], row["method"], row["rate"]) == (task, name, RATE)
                 and row["num_sampled"] in (m, *DRAWS.get(name, ()))
             ]
             if not own:
