@@ -9,9 +9,9 @@ loss                      description
 `SampledSoftmaxLoss`      softmax over label and corrected draws; see `samplesoft.schemes`
 `JackknifeLoss`           sampled softmax with a bias of order 1/m**2, not 1/m; more variance
 `MultilevelLoss`          sampled softmax without bias, from a random number of draws
-`DoubleSumLoss`           sampled softmax without bias, with a trained log-sum per example
-`SafeKLLoss`              a double sum with a softer exponential: bounded gradients
-`MovingAverageLoss`       sampled softmax divided by a running sum per example: SogCLR, SCENT
+`DoubleSumLoss`           the dual of the log-sum, with a trained log-sum per example; U-max
+`SafeKLLoss`              safe KL: a double sum with a softer exponential
+`MovingAverageLoss`       a running sum per example as the divisor: SogCLR, SOX, SCENT
 `OneVsEachLoss`           an unbiased estimate of a bound of the full softmax
 `InBatchLoss`             the labels of the other examples as draws, and optional extra draws
 `ImportanceSoftmaxLoss`   importance sampling: draws only, without a term for the label

@@ -270,9 +270,9 @@ class MovingAverageLoss(LogSumLoss):
     run at fixed logits. The draws of a visit are in numerator and denominator, so that the bias
     is not 0, but it falls in proportion to gamma / m.
 
-    **Drift.** While logits change between two visits of an example, U lags behind. A lag multiplies
-    the gradient of the example by a number, and does not change its direction. docs/learn/which.md
-    says when the loss is worth it.
+    **Drift.** While logits change between two visits of an example, U lags behind. A U that is too
+    high shortens the steps of its example. docs/learn/which.md says when the loss is worth it, and
+    docs/theory/moving-average.md has the theorems.
 
     References
     ----------

@@ -112,8 +112,11 @@ def moving_average_bias(
     sampled softmax with m / gamma draws. ``docs/theory/moving-average.md`` has the proofs, and
     section 25 of ``samplesoft/bias/README.md`` the numerics.
 
-    The logits are fixed. While they change in training, U lags behind, which adds to
-    `relative_step` alone.
+    The logits are fixed in the long run. While they change in training, U lags behind. Pass the
+    states as they are for the bias with this lag, most of which is in `relative_step`.
+
+    Losses without the label in their sum, as published code has them, are the case of a label of
+    very low probability: lower its logit by 30, and count `log_sums` and `alpha` from there.
 
     References
     ----------
