@@ -209,7 +209,7 @@ def check_loss(
     the divisor is the estimate before the visit. The loss may report u + S/U - 1, S/U or log U,
     where S is the sum of the draws and U the new estimate, or the score differences with their
     weights in the gradient; the report says which. Draws are with replacement, and no extreme
-    problems are tried.
+    problems are tried. Rates within a fifth of each other may not be told apart.
 
     For independent inclusion (``poisson``), inclusion probabilities are ``1 - (1 - q)^m``.
 

@@ -556,7 +556,7 @@ MEMORY_FAULTS: dict[str, Fault] = {
     ),
     "other_value": Fault(
         "the gradient fits, and the value is neither u + S/U - 1, S/U nor log U",
-        "The gradient is right. Return one of these values, with u and U of the sum: where the state "
+        "The gradient is right. Return one of these values, with u and U of the sum: if the state "
         "is of a mean over n classes, add log n to it. A value that only carries the gradient does "
         "no harm.",
     ),

@@ -653,8 +653,8 @@ def _require_overwritable(log_sums: FloatArray) -> None:
     require_instance("log_sums", log_sums, np.ndarray)
     if log_sums.dtype != np.float64 or not log_sums.flags.writeable:
         raise TypeError(
-            f"`log_sums` must be a writable array of float64, got {log_sums.dtype}; make one with "
-            "numpy.array(log_sums, float)."
+            f"`log_sums` must be a writable array of float64, got {log_sums.dtype}, writable: "
+            f"{log_sums.flags.writeable}; make one with numpy.array(log_sums, float)."
         )
 
 

@@ -225,6 +225,7 @@ class LinearTask(Task):
 
     def learn(self, optimizer: Optimizer, x: Any, labels: Any, weights: FloatArray) -> float:
         """Take one step with `optimizer` on the batch `x` (B, v), and return its mean loss."""
+        self._moved = None  # of a step that was computed and not taken
         loss, gradients = self.gradients(x, labels, weights)
         optimizer.step(self.model.parameters, gradients)
         self.after_step(gradients)

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from oracles.moving_average import all_histories, long_run, next_u, simulate
+from mpmath import mp, mpf
+from oracles.moving_average import all_histories, given_the_state, long_run, next_u, simulate
 from scipy.stats import norm
 
 from samplesoft import exact_bias, exact_gradient_moments
@@ -73,6 +74,52 @@ def test_it_is_the_mean_of_the_loss(scheme, rate):
     exact = moving_average_bias(logits, label, q, m, log_sums=u, scheme=scheme, **rate)
     expected = gradient_of_softmax(logits, label) + exact.bias
     np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-14)
+
+
+def test_at_the_true_sum_the_error_holds_the_rounding_of_the_state():
+    """The lag is then a difference of two rounded logs."""
+    for logits, options in (
+        ([5000.0, 4999.0, 4998.0], {"alpha": 1e-20}),
+        ([0.3, 1.7, -0.4, 2.2], {"gamma": 1e-3}),
+        ([0.0, 1.0], {"gamma": 0.1}),
+    ):
+        with mp.workdps(40):
+            e = [mp.exp(mpf(x) - mpf(logits[0])) for x in logits]
+            u = float(mp.log(sum(e)))
+            x = mp.exp(mpf(u)) / sum(e)
+            gamma = mpf(options.get("gamma", 0))
+            if "alpha" in options:
+                odds = mpf(options["alpha"]) * mp.exp(mpf(u))
+                gamma = odds / (1 + odds)
+            lag = float((1 - gamma) * (1 - x) / (gamma + (1 - gamma) * x))
+        q = np.full(len(logits), 1.0 / len(logits))
+        found = moving_average_bias(logits, 0, q, 10**9, log_sums=u, **options)
+        share = 1.0 - float(np.exp(-u))
+        assert abs(found.relative_step - lag) * share < found.error + 1e-9 * abs(lag) + 2e-9 * share
+
+
+def test_the_error_is_never_too_small():
+    """Also near the true sum, at tiny rates, and for logits near 3,000."""
+    rng = np.random.default_rng(11)
+    for index in range(60):
+        logits, label, q = problem(rng, 4, least=10.0 ** -float(rng.integers(2, 12)))
+        logits = logits * rng.choice([0.1, 1.0, 10.0]) + rng.choice([0.0, 3000.0])
+        u = float(np.logaddexp.reduce(logits - logits[label])) + rng.choice([0.0, 1e-9, -2.0, 5.0])
+        rate = {"gamma": float(rng.choice([0.5, 0.1, 1e-3, 1e-8]))}
+        if index % 2:
+            rate = {"alpha": float(10.0 ** rng.uniform(-12.0, 3.0))}
+        m, scheme = int(rng.integers(1, 4)), SCHEMES[index % 3 % 2]
+        truth = given_the_state(logits, label, q, m, u, scheme=scheme, **rate)
+        found = moving_average_bias(logits, label, q, m, log_sums=u, scheme=scheme, **rate)
+        gap = sum(abs(mpf(float(x)) - y) for x, y in zip(found.bias, truth, strict=True))
+        assert gap <= found.error, index
+
+
+@pytest.mark.parametrize("gamma", [1.0 - 1e-9, 0.99, 0.5, 0.05])
+def test_smaller_steps_have_smaller_errors(gamma):
+    logits, q = [-7.7476, -1.12407], [0.95201208, 0.04798792]
+    found = moving_average_bias(logits, 0, q, 10**6, gamma=gamma, scheme="masked")
+    assert found.error < 2e-10 * np.abs(found.bias).sum()
 
 
 def test_a_new_example_and_gamma_1_are_sampled_softmax():
@@ -247,7 +294,7 @@ def test_scent_keeps_the_sum_of_the_fractions():
     "options",
     [
         {"gamma": 0.1},
-        {"alpha": 1e-100},
+        {"alpha": 1e-90},
         {"alpha": 1e300},
         {"log_sums": 700.0},
         {"log_sums": -700.0},
@@ -350,7 +397,7 @@ ARGUMENTS = [0.0, 1.0, 2.0], 0, [0.2, 0.4, 0.4], 5
         ({"alpha": -1.0}, ValueError, "`alpha` must be finite and greater than 0"),
         ({"log_sums": np.inf}, ValueError, "`log_sums` must be finite"),
         ({"log_sums": [1.0, 2.0]}, ValueError, r"`log_sums` must have shape \(1,\)"),
-        ({"alpha": 1e-300, "log_sums": -700.0}, ValueError, "`log_sums` must be larger"),
+        ({"alpha": 1e-300, "log_sums": -700.0}, ValueError, "`gamma`, or `alpha` times"),
         ({"scheme": "candidate"}, ValueError, "`scheme` must be one of negatives, masked"),
         ({"gamma": 1e-9}, ValueError, "`gamma` must be larger"),
     ],

@@ -82,6 +82,22 @@ def long_run(logits, label, q, m, gamma, scheme="negatives"):
         return np.array([float(a - b) for a, b in zip(means, gradient, strict=True)])
 
 
+def given_the_state(logits, label, q, m, log_sum, gamma=None, alpha=None, scheme="negatives"):
+    """Return the bias over all draws from the state u, in mpmath."""
+    with mp.workdps(DIGITS):
+        dist, mass = masses_of(logits, label, q, m, scheme)
+        old = mp.exp(mpf(log_sum))
+        rate = mpf(gamma) if alpha is None else mpf(alpha) * old / (1 + mpf(alpha) * old)
+        mean = [mpf(0)] * len(dist)
+        for ids in product([j for j, d in enumerate(dist) if d], repeat=m):
+            new = (1 - rate) * old + rate * (1 + sum(mass[j] for j in ids))
+            chance = mp.fprod(dist[j] for j in ids)
+            for j in ids:
+                mean[j] += chance * mass[j] / new
+        mean[label] = -sum(x for j, x in enumerate(mean) if j != label)
+        return [a - b for a, b in zip(mean, softmax_gradient(logits, label), strict=True)]
+
+
 def next_u(u, s, gamma, alpha):
     """Return U after a visit."""
     rate = gamma if alpha is None else alpha * u / (1.0 + alpha * u)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samplesoft._limits import LARGEST_EXPONENT
 from samplesoft._moving_average import as_log_sums, as_moving_average
 from samplesoft._validation import FloatArray
 from samplesoft.bias.exact import ExactBias, exact_bias_of
-from samplesoft.bias.inputs import MIN_Q, Example, Inputs, check_inputs, require_digits
+from samplesoft.bias.inputs import Example, Inputs, check_inputs, require_digits
 from samplesoft.bias.moving_average.long_run import LongRunBias, long_run_bias
-from samplesoft.bias.numerics.summation import EPS
+from samplesoft.bias.numerics.summation import EPS, LARGEST_FLOAT, softmax_and_other_mass
 from samplesoft.bias.with_replacement.draws import make_draws
 from samplesoft.schemes import Scheme
 
 _SCHEMES = ("negatives", "masked")
+_MIN_RATE = 1e-100  # smallest weight of the new draws; the square of a smaller one underflows
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,9 @@ def moving_average_bias(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed, q is 0 on a class that the scheme draws, or the integral has
-        too many nodes, at a gamma below about 1e-5.
+        If an argument is malformed, q is 0 on a class that the scheme draws, the integral has too
+        many nodes, at a gamma below about 2e-5 in the long run, or the new draws have a weight
+        below 1e-100.
 
     Notes
     -----
@@ -145,7 +149,7 @@ def moving_average_bias(
     gamma, alpha = as_moving_average(gamma, alpha)
     states = check_states(log_sums, inputs)
     rows = []
-    for example, state in zip(inputs.rows(), states, strict=True):
+    for example, state in zip(centred_examples(inputs), states, strict=True):
         probs, parts = bias_of_example(example, state, inputs, gamma, alpha)
         bias = parts.turning_bias + parts.relative_step * softmax_gradient(example, probs)
         rows.append((bias, parts.relative_step, parts.turning_bias, probs, parts.error))
@@ -186,16 +190,15 @@ def check_states(log_sums: Any, inputs: Inputs) -> FloatArray:
 def softmax_gradient(example: Example, probs: FloatArray) -> FloatArray:
     """Return the gradient (n,) of the full softmax loss in the logits, given `probs` (n,)."""
     gradient = probs.copy()
-    gradient[example[1]] = -_other_mass(example)
+    gradient[example[1]] = -softmax_and_other_mass(example[0], example[1])[2]
     return gradient
 
 
-def _other_mass(example: Example) -> float:
-    """Return the softmax mass of all classes except the label, without cancellation."""
-    logits, label, _ = example
-    others = np.delete(logits, label)
-    log_others = float(np.logaddexp.reduce(others))
-    return math.exp(log_others - float(np.logaddexp(log_others, logits[label])))
+def centred_examples(inputs: Inputs) -> Iterator[Example]:
+    """Yield the examples with logits (n,) relative to the largest, which have smaller errors."""
+    for logits, label, q in inputs.rows():
+        with np.errstate(over="ignore"):
+            yield np.maximum(logits - logits.max(), -LARGEST_FLOAT), label, q
 
 
 def bias_of_example(
@@ -217,22 +220,20 @@ def bias_of_example(
         return draws.probs, long_run_bias(draws, gamma)
 
     memory = with_memory(example, state, gamma, alpha)
-    if memory.gamma < MIN_Q:
-        raise ValueError(
-            f"`log_sums` must be larger for this `alpha`, got {state:g}, where alpha U underflows: "
-            "the gradient is divided by it; take -inf for a new example."
-        )
     row = exact_bias_of_example(memory.example, memory.inputs(inputs))
-    probs = np.exp(example[0] - np.logaddexp.reduce(example[0]))
+    _, probs, others = softmax_and_other_mass(example[0], example[1])
+    # the rounding of the mass of the old state changes every p'' by as much, relatively
+    rounding = memory.rounding * float(np.abs(row.bias).sum())
     if is_long_run:
         # E[p'_j] = E[p''_j] / (1 - E[p''_0]), where p'' contains the old state as class 0
         factor = 1.0 / (memory.fraction_of_classes - row.bias[-1])
+        lag = float(row.bias[-1]) * factor
         return probs, _in_parts(
-            example, row.bias[:-1], factor, float(row.bias[-1]) * factor, factor * row.error
+            example, row.bias[:-1], factor, lag, factor * (row.error + rounding)
         )
-    return probs, _in_parts(
-        example, row.bias[:-1], 1.0 / memory.gamma, memory.relative_lag, row.error / memory.gamma
-    )
+    error = (row.error + rounding) / memory.gamma + memory.lag_error * others
+    factor = 1.0 / memory.gamma
+    return probs, _in_parts(example, row.bias[:-1], factor, memory.relative_lag, error)
 
 
 def exact_bias_of_example(example: Example, inputs: Inputs) -> ExactBias:
@@ -251,16 +252,18 @@ def _in_parts(
     The bias is that of p' of the classes other than the label; its entry at the label is not used.
     """
     logits, label, _ = example
-    others = _other_mass(example)
+    log_probs, probs, others = softmax_and_other_mass(logits, label)
     of_others = factor * bias
     of_others[label] = 0.0
     if others == 0.0:
         return LongRunBias(0.0, np.zeros_like(bias), error)
     change = float(of_others.sum()) / others
-    probs = np.exp(logits - np.logaddexp.reduce(logits))
     turning = of_others - probs * change
     turning[label] = 0.0
-    rounding = 8.0 * EPS * (float(np.abs(of_others).sum()) + 2.0 * others * abs(relative_step))
+    # p has a relative error of about |log p| EPS
+    sizes = probs * (8.0 - np.maximum(log_probs, -LARGEST_EXPONENT))
+    rounding = EPS * float(sizes.sum()) * (abs(change) + 2.0 * abs(relative_step))
+    rounding += 8.0 * EPS * float(np.abs(of_others).sum())
     return LongRunBias(
         relative_step=relative_step + change, turning_bias=turning, error=2.0 * error + rounding
     )
@@ -275,6 +278,8 @@ class Memory(NamedTuple):
     example: Example  # the classes, followed by the old state
     gamma: float  # of this visit; NaN in the long run of SCENT
     relative_lag: float  # E[U] at p' = p is 1 / (1 + relative_lag) times the full sum
+    lag_error: float  # rounding error of `relative_lag`
+    rounding: float  # relative rounding error of the mass of the old state
     fraction_of_classes: float  # full sum / (full sum + mass of the old state)
 
     def inputs(self, inputs: Inputs) -> Inputs:
@@ -289,18 +294,28 @@ def with_memory(example: Example, state: float, gamma: float | None, alpha: floa
     it.
     """
     logits, label, q = example
-    log_total = float(np.logaddexp.reduce(logits))
-    log_ratio = float(logits[label]) + state - log_total  # of the old U and the full sum
+    # the log of the full sum over exp(o_t), from differences of logits, which are small numbers
+    with np.errstate(over="ignore"):
+        log_sum = float(np.logaddexp.reduce(logits - logits[label]))
+    log_ratio = state - log_sum  # of the old U and the full sum
     if alpha is not None:
         # gamma = alpha U / (1 + alpha U), so that U (1 - gamma) / gamma is 1 / alpha
-        log_mass = float(logits[label]) - math.log(alpha)
+        log_mass = -math.log(alpha)  # over exp(o_t)
         log_gamma = -_softplus(-math.log(alpha) - state)
         log_stay = -_softplus(math.log(alpha) + state)
     else:
         assert gamma is not None
         log_gamma = math.log(gamma)
         log_stay = math.log1p(-gamma)
-        log_mass = float(logits[label]) + state + log_stay - log_gamma
+        log_mass = state + log_stay - log_gamma
+
+    fraction = math.exp(-_softplus(log_mass - log_sum))
+    weight = fraction if math.isnan(state) else math.exp(log_gamma)
+    if not weight > _MIN_RATE:
+        raise ValueError(
+            "`gamma`, or `alpha` times exp(`log_sums`), is the weight of the new draws, which must "
+            f"be above {_MIN_RATE:g}, got {weight:g}; smaller ones lose digits: take a larger one."
+        )
 
     # The mean of U is (gamma + (1 - gamma) x) times the full sum, with x the ratio of the old U and
     # the full sum. 1 / (gamma + (1 - gamma) x) - 1 would cancel near x = 1: take
@@ -310,11 +325,18 @@ def with_memory(example: Example, state: float, gamma: float | None, alpha: floa
         lag = -math.exp(log_stay - log_mean) * math.expm1(log_ratio)
     else:
         lag = math.expm1(-log_mean)
+
+    # rounding of the log of the ratio, and of the logit of the old state
+    unit = EPS * (8.0 + abs(state) + abs(log_sum))
+    slope = math.exp(min(log_stay + log_ratio - 2.0 * log_mean, LARGEST_EXPONENT))
+    extra_logit = float(logits[label]) + log_mass
     return Memory(
-        example=(np.append(logits, log_mass), label, np.append(q, 0.0)),
+        example=(np.append(logits, extra_logit), label, np.append(q, 0.0)),
         gamma=math.exp(log_gamma),
         relative_lag=lag,
-        fraction_of_classes=math.exp(-_softplus(log_mass - log_total)),
+        lag_error=2.0 * unit * (slope + abs(lag)),
+        rounding=EPS * (8.0 + abs(extra_logit) + abs(log_mass)),
+        fraction_of_classes=fraction,
     )
 
 

@@ -23,6 +23,7 @@ from samplesoft.bias.numerics.quadrature import (
     change_by_half_of_nodes,
     estimate_error,
     halved_steps,
+    require_few_nodes,
 )
 from samplesoft.bias.with_replacement.atoms import Atoms, make_atoms
 from samplesoft.bias.with_replacement.draws import Draws
@@ -34,7 +35,7 @@ from samplesoft.bias.with_replacement.ratios import Ratios, make_ratios
 
 _LEFT_MARGIN = 26.0  # the first node is so far, in nats, below the node at which 1 - exp(-y S) is 1
 _LAST_EXPONENT = 100.0  # at the last node, E exp(-y U) is below exp(-100)
-_MAX_NODES = 20_000_000  # of the table of factors; each takes about 200 bytes
+_MAX_NODES = 5_000_000  # of the table of factors; each takes about 200 bytes
 
 
 class LongRun(NamedTuple):
@@ -60,32 +61,36 @@ def long_runs(draws: Draws, gamma: float) -> Iterator[LongRun]:
     ratios = make_ratios(draws)
     atoms = make_atoms(draws, ratios)
     distance = -math.log1p(-gamma)  # of two visits, in log u
-    lags = []
     for step in halved_steps(STEP):
-        # a table of the factors at equal steps has the factors of earlier visits at equal lags
+        # a table of the factors at equal steps has the factors of earlier visits at equal lags; the
+        # integrals need only every so many nodes of a fine table
         lag = math.ceil(distance / step)
-        if lag not in lags:
-            lags.append(lag)
-            yield _make_long_run(draws, ratios, atoms, gamma, distance / lag, lag)
+        stride = max(1, math.floor(step * lag / distance))
+        yield _make_long_run(draws, ratios, atoms, gamma, distance / lag, lag, stride)
+        if lag == stride == 1:  # smaller steps give the same nodes
+            return
 
 
 def _make_long_run(
-    draws: Draws, ratios: Ratios, atoms: Atoms, gamma: float, step: float, lag: int
+    draws: Draws, ratios: Ratios, atoms: Atoms, gamma: float, step: float, lag: int, stride: int
 ) -> LongRun:
     """Return the quadrature with a table of factors at equal steps of log u.
 
-    `lag` is the number of steps from the factor of a visit to the factor of the visit before.
+    `lag` is the number of steps from the factor of a visit to the factor of the visit before. Every
+    `stride`-th node of the table is a node of the quadrature.
     """
     m = draws.num_draws
     log_rate = math.log(m) - math.log(gamma)  # of y / v
     first = -max(log_rate, float(atoms.points.log_r.max())) - _LEFT_MARGIN
     log_least = float(np.logaddexp(draws.log_base, ratios.log_r0))
     last = math.log(_LAST_EXPONENT) - log_rate - log_least
+    require_few_nodes(last - first)
     num_nodes = (last - first) / step
     if not num_nodes < _MAX_NODES:
         raise ValueError(
             f"`gamma` must be larger for these logits, got {gamma:g}, for which the integral has "
-            f"{num_nodes:.3g} nodes; take a larger gamma, for the bias falls in proportion to it."
+            f"{num_nodes:.3g} nodes; take a larger gamma, for the bias falls in proportion to it, "
+            "or clip the logits."
         )
 
     x: FloatArray = first + step * np.arange(math.ceil(num_nodes) + 1, dtype=np.float64)
@@ -102,8 +107,6 @@ def _make_long_run(
     log_transform = _sum_over_visits(newest, -(1.0 - gamma) * y[:lag], lag)
     excess = _sum_over_visits(newest_excess, newest_excess[:lag] * decay / (1.0 - decay), lag)
 
-    # the integrals need only every so many nodes of the table
-    stride = max(1, math.floor(STEP / step))
     picked = slice(0, None, stride)
     nodes = Nodes(**{field.name: getattr(nodes, field.name)[picked] for field in fields(Nodes)})
     nodes.dx = stride * nodes.dx

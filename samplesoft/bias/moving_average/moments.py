@@ -22,6 +22,7 @@ from samplesoft.bias.moments.gradient import (
 from samplesoft.bias.moments.squares import integral_with_error, squared_norms
 from samplesoft.bias.moving_average.bias import (
     bias_of_example,
+    centred_examples,
     check_moving_average_inputs,
     check_states,
     exact_bias_of_example,
@@ -33,7 +34,6 @@ from samplesoft.bias.numerics.summation import EPS
 from samplesoft.bias.with_replacement.draws import make_draws
 
 _VALUES_PER_CHUNK = 1 << 20  # number of nodes times the number of classes of a chunk
-_MIN_FRACTION = 1e-140  # of the classes in S + e_t / alpha; the square of a smaller one underflows
 _MIN_LOG_TRANSFORM = -100.0  # nodes with a smaller log E exp(-y U) add nothing
 
 
@@ -69,13 +69,12 @@ def moving_average_moments(
     Raises
     ------
     TypeError, ValueError
-        If an argument is malformed.
+        As for `moving_average_bias`.
 
     Notes
     -----
     In the long run the variance for a constant gamma is a difference of two second moments, and
-    loses about log10(m) digits. The cost is O(n d) at each of some hundred nodes, and 0.1 / gamma
-    times as many for a gamma below 0.1.
+    loses about log10(m) digits. The cost is O(n d) at each of some hundred nodes.
 
     Examples
     --------
@@ -94,7 +93,7 @@ def moving_average_moments(
     states = check_states(log_sums, inputs)
     vectors, scale = check_class_vectors(class_embeddings, inputs.logits.shape[1], tau)
     rows = []
-    for example, state in zip(inputs.rows(), states, strict=True):
+    for example, state in zip(centred_examples(inputs), states, strict=True):
         _, label, _ = example
         from_label = vectors - vectors[label]  # the gradient in h is a sum of these
         probs, parts = bias_of_example(example, state, inputs, gamma, alpha)
@@ -150,27 +149,27 @@ def _variance(
     # R = 1 / U is a linear recursion, R <- A (R + 1 / w)
     of_state = np.zeros((len(extended), 1))
     of_state[-1] = 1.0
-    variance_of_a, _ = _sampled_variance(memory.example, with_state, of_state)
-    fraction = _mean_fraction_of_classes(memory.example, with_state)
-    if fraction < _MIN_FRACTION:
-        raise ValueError(
-            f"`alpha` must be larger, got {alpha:g}, with which the state moves by less than a "
-            f"fraction {_MIN_FRACTION:g} at a visit; take at least 1e-100 times the softmax "
-            "probability of the label."
-        )
+    variance_of_a, error_of_a = _sampled_variance(memory.example, with_state, of_state)
+    fraction, error_of_fraction = _mean_fraction_of_classes(memory.example, with_state)
     denominator = fraction * (2.0 - fraction) - variance_of_a  # 1 - E[A**2]
     mean_square = (2.0 - fraction) / (fraction * denominator)  # of w R + 1
     mean_of_numerator = fraction * mean
     spread = float(mean_of_numerator @ mean_of_numerator) * variance_of_a
     spread /= fraction**2 * denominator
     total = variance * mean_square + spread
-    return total, error * mean_square + 8.0 * EPS * total
+
+    # relative errors of the factors, of which `denominator` and `fraction` are divisors
+    relative = (2.0 * error_of_fraction + error_of_a) / denominator + error_of_fraction / fraction
+    error = error * mean_square + 4.0 * (relative + 8.0 * EPS) * total
+    error += float(mean @ mean) * error_of_a / denominator
+    return total, error
 
 
-def _mean_fraction_of_classes(example: Example, inputs: Inputs) -> float:
-    """Return 1 - E[A], where A is the fraction of the last class, the old state, in the sum."""
+def _mean_fraction_of_classes(example: Example, inputs: Inputs) -> tuple[float, float]:
+    """Return 1 - E[A], where A is the fraction of the last class in the sum, and its error."""
     row = exact_bias_of_example(example, inputs)
-    return float(row.probs[:-1].sum()) - float(row.bias[-1])
+    fraction = float(row.probs[:-1].sum())
+    return fraction - float(row.bias[-1]), float(row.error) + 64.0 * EPS * fraction
 
 
 def _sampled_variance(example: Example, inputs: Inputs, vectors: FloatArray) -> tuple[float, float]:
