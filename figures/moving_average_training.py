@@ -256,6 +256,8 @@ def draw(rows: list[Row]) -> Figure:
         axes.set(xscale="log", yscale="log", xlabel="seconds of the processor in training")
         axes.set_title(f"{titles[task]},\n{m} draws by counts for a batch", fontsize=9)
         below.set(xlabel="epoch", xticks=range(1, EPOCHS + 1))
+        axes.set_xticks([10, 30, 100, 300], ["10", "30", "100", "300"])
+        axes.xaxis.set_minor_formatter("")
         axes.yaxis.set_minor_formatter("{x:.0f}")
         axes.yaxis.set_major_formatter("{x:.0f}")
         axes.tick_params(axis="y", which="both", labelsize=7)
