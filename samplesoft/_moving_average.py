@@ -16,7 +16,7 @@ from samplesoft._validation import (
     short_repr,
 )
 
-DEFAULT_GAMMA = 0.1  # weight of the new draws in a running estimate
+DEFAULT_GAMMA = 0.5  # weight of the new draws in a running estimate
 
 
 def as_moving_average(

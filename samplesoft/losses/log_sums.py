@@ -245,7 +245,7 @@ class MovingAverageLoss(LogSumLoss):
     Parameters
     ----------
     gamma : float, optional
-        Weight of the new draws, in (0, 1], as in SogCLR [1]_ and SOX [2]_; by default 0.1, unless
+        Weight of the new draws, in (0, 1], as in SogCLR [1]_ and SOX [2]_; by default 0.5, unless
         `alpha` is given.
     alpha : float, optional
         Step size of SCENT [3]_, positive, in place of `gamma`: each visit takes

@@ -77,7 +77,7 @@ def moved(u, total, gamma=None, alpha=None):
     if alpha is not None:
         alpha = mpf(alpha)
         return average * (1 + alpha * total) / (1 + alpha * average)
-    gamma = mpf(0.1 if gamma is None else gamma)
+    gamma = mpf(0.5 if gamma is None else gamma)
     return (1 - gamma) * average + gamma * total
 
 

@@ -167,10 +167,10 @@ def test_rates_reach_the_loss():
         settings = LinearSoftmaxSettings(loss="moving-average", sampler="unigram", **options)
         return settings.make_loss(CLASSES, 4, "sum")
 
-    assert (loss().gamma, loss().alpha) == (0.1, None)
+    assert (loss().gamma, loss().alpha) == (0.5, None)
     assert (loss(gamma=0.4).gamma, loss(gamma=1).alpha) == (0.4, None)
     assert (loss(scent_alpha=3.0).gamma, loss(scent_alpha=3.0).alpha) == (None, 3.0)
-    assert loss(alpha=0.5, embedding_dim=None).gamma == 0.1  # a penalty
+    assert loss(alpha=0.5, embedding_dim=None).gamma == 0.5  # a penalty
     layer = SoftmaxSettings(loss="moving-average", sampler="uniform", num_sampled=2)
     assert isinstance(layer.make_layer(np.eye(4), None, 0).loss, MovingAverageLoss)
 

@@ -79,7 +79,7 @@ def moving_average_bias(
     logits, labels, q, num_sampled, h
         As for `samplesoft.exact_bias`.
     gamma : float, optional
-        Weight of the new draws, in (0, 1]; by default 0.1, unless `alpha` is given.
+        Weight of the new draws, in (0, 1]; by default 0.5, unless `alpha` is given.
     alpha : float, optional
         Step size of SCENT, in place of `gamma`: gamma is :math:`\alpha U / (1 + \alpha U)`.
     log_sums : float or array_like, shape (B,), optional
