@@ -245,7 +245,7 @@ def draw(rows: list[Row]) -> Figure:
                 for field in ("seconds", "perplexity")
             }
             axes.plot(means["seconds"], means["perplexity"], "o-", color=colour, label=name, ms=4)
-            if own[0]["l1_bias"] in ("", None):
+            if own[0].get("l1_bias") in ("", None):
                 continue
             for field, style in (("l1_bias", "o-"), ("l1_long_run", ":"), ("l1_turning", "--")):
                 line = [
