@@ -553,6 +553,6 @@ def test_value_of_scores_by_themselves():
     draw, _ = all_draws(Q["uniform"])
     L = of_scores(SampledSoftmaxLoss(scheme="masked", reduction="none"), draw, O)[0]
     u = np.full(len(L), 1.5)
-    moved_u = moved_log_sums(u, L, 0.1, None)
+    moved_u = moved_log_sums(u, L, 0.5, None)
     value, *_ = of_sums(MovingAverageLoss(reduction="none"), draw, u)
     np.testing.assert_allclose(value, moved_u + np.expm1(L - moved_u), rtol=1e-14)

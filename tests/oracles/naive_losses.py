@@ -94,7 +94,7 @@ def one_vs_each(scores, label, ids, counts, own):
 
 def moving_average(scores, label, ids, counts, own):
     """Of new examples; `test_log_sums` has others."""
-    average, _ = plain.moving_average(scores, label, ids, counts, None, mpf("0.1"), mp)
+    average, _ = plain.moving_average(scores, label, ids, counts, None, mpf("0.5"), mp)
     return mp.log(average)
 
 
