@@ -142,7 +142,7 @@ class LossReport(Report):
             off = f"root mean square difference {best.z:.2g}"
             distance = off if best.z else "equal up to rounding"
         if self.scheme is None and self.of_losses:
-            fit = ", ".join(f"`{name}`" for name in self.of_losses)
+            fit = ", ".join(f"`{name}`" for name in dict.fromkeys(self.of_losses))
             return [
                 f"The losses are those of {fit}, but the gradient is not the gradient of these "
                 f"losses ({calls})."
