@@ -362,6 +362,20 @@ def test_moments_are_those_of_all_histories(scheme, rate, state):
     assert found.mse == pytest.approx(found.variance + found.squared_bias)
 
 
+def test_the_error_of_scents_variance_has_all_its_factors():
+    """A rare draw with a heavy weight: the variance from all outcomes, in 40 digits."""
+    found = moving_average_moments(
+        [-4.223931107955721, 8.039862125907044],
+        0,
+        [0.9999999986515418, 1.3484581499501464e-09],
+        2,
+        np.eye(2),
+        alpha=6.134095539892832e-11,
+        scheme="masked",
+    )
+    assert abs(found.variance - 1386798521.2429) <= found.error
+
+
 def test_moments_of_gamma_1_are_those_of_sampled_softmax():
     rng = np.random.default_rng(7)
     logits, q, vectors = rng.normal(size=12), rng.dirichlet(np.ones(12)), rng.normal(size=(12, 3))
