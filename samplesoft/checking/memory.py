@@ -192,7 +192,7 @@ def _candidates_of_sum(
     # gradients through U hold the derivative of fractions in log V
     ends = [_fractions(one, log_old_mass + step * _STEP)[0].d_logits for step in (-2, -1, 1, 2)]
     slope = (ends[0] - 8.0 * ends[1] + 8.0 * ends[2] - ends[3]) / (12.0 * _STEP)
-    through_log = _gradient(_fractions(one, log_old_mass)[0].d_logits, one)
+    through_log = visit.d_logits * gamma[:, None]
     through_ratio = _gradient(-slope / gamma[:, None], one)
     for value, d_logits in (
         (_OBJECTIVE, through_log + through_ratio),

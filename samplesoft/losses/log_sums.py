@@ -31,7 +31,8 @@ class LogSumLoss(SampledLoss):
 
     With L the loss of `samplesoft.losses.SampledSoftmaxLoss` on the same draws, the loss is
     :math:`u + e^{L - u} - 1`, and its gradient is the gradient of L times :math:`e^{L - u}`. A
-    subclass says which u is used, in `_next_log_sums`.
+    subclass says which u is used, in `_next_log_sums`. A loss with another formula overrides
+    `_forward` and `_backward`.
     """
 
     def forward(
@@ -106,14 +107,18 @@ class LogSumLoss(SampledLoss):
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        if batch.log_sums is None:  # the caller has not called `with_log_sums`
-            raise self._no_log_sums_error()
-
+        log_sums = self._log_sums_of(batch)
         losses, saved = super()._forward(batch, draw, label_log_count)
         assert draw is not None
-        batch.log_sums[:] = self._next_log_sums(batch.log_sums, losses, saved[2], draw)
-        gaps = losses - batch.log_sums
-        return batch.log_sums + np.expm1(gaps), (saved, gaps)
+        log_sums[:] = self._next_log_sums(log_sums, losses, saved[2], draw)
+        gaps = losses - log_sums
+        return log_sums + np.expm1(gaps), (saved, gaps)
+
+    def _log_sums_of(self, batch: Batch) -> FloatArray:
+        """Return the log-sums (B,) of a batch; raise if the caller did not call `with_log_sums`."""
+        if batch.log_sums is None:
+            raise self._no_log_sums_error()
+        return batch.log_sums
 
     def _next_log_sums(
         self, log_sums: FloatArray, losses: FloatArray, d_sampled: Rows, draw: Draw
@@ -379,11 +384,9 @@ class SafeKLLoss(LogSumLoss):
     def _forward(
         self, batch: Batch, draw: Draw | None, label_log_count: ArrayLike | None
     ) -> tuple[FloatArray, Any]:
-        _, (saved, gaps) = super()._forward(batch, draw, label_log_count)
-        assert draw is not None and batch.log_sums is not None
-        scores, _, d_sampled = saved
-        u = batch.log_sums
-        losses = gaps + u
+        u = self._log_sums_of(batch)
+        losses, (scores, _, d_sampled) = SampledLoss._forward(self, batch, draw, label_log_count)
+        assert draw is not None
 
         # the double sum has the terms w_j exp(x_j) with x_j = o_j - o_t - u, each softened here
         log_rho = np.log(self.rho)
@@ -399,11 +402,6 @@ class SafeKLLoss(LogSumLoss):
         d_u = 1.0 - d_total - 1.0 / (np.exp(u) + self.rho)
         dtype = d_sampled.dtype
         return values, (scores, -d_total.astype(dtype), d_draws.astype(dtype), d_u)
-
-    def _next_log_sums(
-        self, log_sums: FloatArray, losses: FloatArray, d_sampled: Rows, draw: Draw
-    ) -> FloatArray:
-        return log_sums
 
     def _backward(self, batch: Batch, saved: Any, weights: FloatArray) -> Gradients:
         *saved_softmax, d_u = saved

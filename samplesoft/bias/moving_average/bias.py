@@ -15,7 +15,7 @@ from samplesoft._moving_average import as_log_sums, as_moving_average
 from samplesoft._validation import FloatArray
 from samplesoft.bias.exact import ExactBias, exact_bias_of
 from samplesoft.bias.inputs import Example, Inputs, check_inputs, require_digits
-from samplesoft.bias.moving_average.long_run import LongRunBias, long_run_bias
+from samplesoft.bias.moving_average.long_run import BiasParts, long_run_bias
 from samplesoft.bias.numerics.summation import EPS, LARGEST_FLOAT, softmax_and_other_mass
 from samplesoft.bias.with_replacement.draws import make_draws
 from samplesoft.schemes import Scheme
@@ -203,7 +203,7 @@ def centred_examples(inputs: Inputs) -> Iterator[Example]:
 
 def bias_of_example(
     example: Example, state: float, inputs: Inputs, gamma: float | None, alpha: float | None
-) -> tuple[FloatArray, LongRunBias]:
+) -> tuple[FloatArray, BiasParts]:
     """Return the softmax (n,) and the bias of one example in two parts.
 
     `state` is u before the visit, or NaN for the long run.
@@ -216,7 +216,7 @@ def bias_of_example(
         assert gamma is not None
         draws = make_draws(*example, inputs.num_sampled, inputs.scheme)
         if draws.other_mass == 0.0:
-            return draws.probs, LongRunBias(0.0, np.zeros_like(draws.probs), 0.0)
+            return draws.probs, BiasParts(0.0, np.zeros_like(draws.probs), 0.0)
         return draws.probs, long_run_bias(draws, gamma)
 
     memory = with_memory(example, state, gamma, alpha)
@@ -238,15 +238,18 @@ def bias_of_example(
 
 def exact_bias_of_example(example: Example, inputs: Inputs) -> ExactBias:
     """Return the exact bias of sampled softmax for one example."""
+    return exact_bias_of(inputs_of_example(example, inputs))
+
+
+def inputs_of_example(example: Example, inputs: Inputs) -> Inputs:
+    """Return `inputs` with one example in place of theirs."""
     logits, label, q = example
-    return exact_bias_of(
-        replace(inputs, logits=logits[None], labels=np.array([label]), q=q[None], is_batch=False)
-    )
+    return replace(inputs, logits=logits[None], labels=np.array([label]), q=q[None], is_batch=False)
 
 
 def _in_parts(
     example: Example, bias: FloatArray, factor: float, relative_step: float, error: float
-) -> LongRunBias:
+) -> BiasParts:
     """Return the parts of `factor` times `bias` (n,), plus `relative_step` times the softmax.
 
     The bias is that of p' of the classes other than the label; its entry at the label is not used.
@@ -256,7 +259,7 @@ def _in_parts(
     of_others = factor * bias
     of_others[label] = 0.0
     if others == 0.0:
-        return LongRunBias(0.0, np.zeros_like(bias), error)
+        return BiasParts(0.0, np.zeros_like(bias), error)
     change = float(of_others.sum()) / others
     turning = of_others - probs * change
     turning[label] = 0.0
@@ -264,7 +267,7 @@ def _in_parts(
     sizes = probs * (8.0 - np.maximum(log_probs, -LARGEST_EXPONENT))
     rounding = EPS * float(sizes.sum()) * (abs(change) + 2.0 * abs(relative_step))
     rounding += 8.0 * EPS * float(np.abs(of_others).sum())
-    return LongRunBias(
+    return BiasParts(
         relative_step=relative_step + change, turning_bias=turning, error=2.0 * error + rounding
     )
 

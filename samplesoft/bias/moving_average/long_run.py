@@ -135,7 +135,7 @@ def _sum_over_visits(newest: FloatArray, before: FloatArray, lag: int) -> FloatA
     return sums.ravel()[: len(newest)]
 
 
-class LongRunBias(NamedTuple):
+class BiasParts(NamedTuple):
     """The parts of the bias of one example."""
 
     relative_step: float
@@ -143,9 +143,9 @@ class LongRunBias(NamedTuple):
     error: float  # estimated L1 error of the bias
 
 
-def long_run_bias(draws: Draws, gamma: float) -> LongRunBias:
+def long_run_bias(draws: Draws, gamma: float) -> BiasParts:
     """Return the bias of the gradient of one example in the long run, in two parts, (B90)."""
-    best: LongRunBias | None = None
+    best: BiasParts | None = None
     with np.errstate(all="ignore"):
         for run in long_runs(draws, gamma):
             result, is_enough = _integrate(run, gamma)
@@ -157,7 +157,7 @@ def long_run_bias(draws: Draws, gamma: float) -> LongRunBias:
     return best
 
 
-def _integrate(run: LongRun, gamma: float) -> tuple[LongRunBias, bool]:
+def _integrate(run: LongRun, gamma: float) -> tuple[BiasParts, bool]:
     """Return the bias by one quadrature, and whether its error is small enough to stop."""
     draws = run.draws
     ratios = run.ratios
@@ -201,4 +201,4 @@ def _integrate(run: LongRun, gamma: float) -> tuple[LongRunBias, bool]:
     is_enough = error <= (RELATIVE_TOLERANCE + 4.0 * unit) * norm
     error += 2.0 * integral.kappa_unit * class_size
     error = math.inf if math.isnan(error) else error
-    return LongRunBias(relative_step=relative_step, turning_bias=turning, error=error), is_enough
+    return BiasParts(relative_step=relative_step, turning_bias=turning, error=error), is_enough

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from samplesoft.bias.moving_average.bias import (
     check_moving_average_inputs,
     check_states,
     exact_bias_of_example,
+    inputs_of_example,
     softmax_gradient,
     with_memory,
 )
@@ -174,9 +174,7 @@ def _mean_fraction_of_classes(example: Example, inputs: Inputs) -> tuple[float, 
 
 def _sampled_variance(example: Example, inputs: Inputs, vectors: FloatArray) -> tuple[float, float]:
     """Return the variance of sampled softmax for one example, and its error."""
-    logits, label, q = example
-    one = replace(inputs, logits=logits[None], labels=np.array([label]), q=q[None], is_batch=False)
-    moments = exact_gradient_moments_of(one, vectors)
+    moments = exact_gradient_moments_of(inputs_of_example(example, inputs), vectors)
     return moments.variance, moments.error
 
 

@@ -105,8 +105,8 @@ def take_steps(
     sums = loss.checked_log_sums(log_sums, targets)
     if isinstance(loss, MovingAverageLoss):
         # arguments of the differentiator below
-        rates = loss.gamma or 0.0, loss.alpha or 0.0
-        draws = draws._replace(loss_kernel=loss_kernel._replace(parameters=(sums, *rates)))
+        of_loss = (sums, loss.gamma or 0.0, loss.alpha or 0.0)
+        draws = draws._replace(loss_kernel=loss_kernel._replace(parameters=of_loss))
 
     step_sizes = np.minimum(batch_size, x.shape[0] - batch_size * np.arange(num_steps))
     example_weights = weights / np.repeat(step_sizes, step_sizes)
