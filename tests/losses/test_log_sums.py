@@ -6,8 +6,9 @@
 import numpy as np
 import pytest
 from mpmath import mp, mpf
+from oracles.log_sum_cases import BEST, OTHERS, M, N, O, Q, all_draws, of_log_sums
 from oracles.loss_cases import LABEL, SCORES, dense, full_softmax, make_case, of_scores
-from oracles.naive_losses import derivative, every_draw, exact, scores
+from oracles.naive_losses import derivative, exact, scores
 from scipy import sparse
 
 from samplesoft.losses import (
@@ -23,11 +24,6 @@ from samplesoft.models import SoftmaxLayer
 from samplesoft.samplers import UniformSampler, WeightedSampler
 from samplesoft.samplers.base import Draw
 
-N, M = 4, 2
-O = SCORES[:N] + np.array([0.0, 0.0, 0.0, 2.0])  # noqa: E741  # a class is above the label
-Q = {"uniform": np.full(N, 0.25), "skewed": np.array([0.05, 0.6, 0.3, 0.05])}
-OTHERS = np.arange(N) != LABEL
-BEST = full_softmax(O)[0]
 US = np.array([2.0, -np.inf, 0.5])  # of three examples, one of which is new
 RATES = {
     "default": {},
@@ -434,23 +430,6 @@ def test_a_layer_over_all_classes_has_no_sums():
 # --- safe KL ----------------------------------------------------------------------------------
 
 
-def all_draws(q, m=M, exclude=False):
-    """Every draw, and its chance."""
-    if exclude:
-        q = np.where(OTHERS, q, 0.0) / q[OTHERS].sum()
-    ids, chances = map(np.array, zip(*every_draw(q, m), strict=True))
-    return Draw(ids, np.log(q[ids])), chances
-
-
-def of_sums(loss, draw, us, weights=None, o=O):
-    """Value, gradient in the scores, and gradient in u."""
-    size = len(draw.ids)
-    given = np.ones((size, 1)), o[:, None], np.full(size, LABEL), draw
-    value, cache = loss.forward(*given, log_sums=us, weights=weights)
-    found = loss.backward(cache)
-    return value, dense(found.dW, len(o))[:, 0], found.d_log_sums
-
-
 def softened(u, rho, o=O):
     """The sum over all classes, its gradient in the scores, and that in u."""
     gaps = o - o[LABEL] - u
@@ -467,7 +446,7 @@ def softened(u, rho, o=O):
 def test_the_mean_over_draws_is_the_softened_sum(kind, m, exclude, rho, u):
     draw, chances = all_draws(Q[kind], m, exclude)
     loss, us = SafeKLLoss(rho=rho, reduction="sum"), np.full(len(chances), u)
-    value, gradient, d_u = of_sums(loss, draw, us, chances)
+    value, gradient, d_u, _ = of_log_sums(loss, draw, chances, us)
     wanted, slopes, slope_of_u = softened(u, rho)
     assert value == pytest.approx(wanted, rel=1e-12)
     np.testing.assert_allclose(gradient, slopes, rtol=1e-11, atol=1e-12)
@@ -500,10 +479,10 @@ def test_gradients_of_the_safe_sum_are_differences(rho):
 def test_a_small_rho_is_the_double_sum():
     draw, _ = all_draws(Q["skewed"])
     us = np.linspace(0.5, 6.0, len(draw.ids))
-    double = of_sums(DoubleSumLoss(reduction="none", slack=1e3), draw, us)
+    double = of_log_sums(DoubleSumLoss(reduction="none", slack=1e3), draw, None, us)[:3]
     gaps = []
     for rho in (1e-3, 1e-6):
-        safe = of_sums(SafeKLLoss(rho=rho, reduction="none"), draw, us)
+        safe = of_log_sums(SafeKLLoss(rho=rho, reduction="none"), draw, None, us)[:3]
         gaps.append(max(np.abs(a - b).max() for a, b in zip(safe, double, strict=True)))
     assert gaps[1] == pytest.approx(1e-3 * gaps[0], rel=0.2)
 
@@ -517,7 +496,7 @@ def test_no_draw_pulls_harder_than_its_weight_over_rho(kind, u, dtype):
     loss, o = SafeKLLoss(rho=0.1, reduction="none"), np.array(EXTREMES[kind], dtype)
     for k in range(len(draw.ids)):
         one = Draw(draw.ids[k : k + 1], draw.log_q[k : k + 1])
-        value, gradient, d_u = of_sums(loss, one, np.array([u]), o=o)
+        value, gradient, d_u, _ = of_log_sums(loss, one, None, np.array([u]), o)
         assert np.isfinite(value).all() and np.isfinite(d_u).all()
         limits = np.bincount(draw.ids[k], weights[k], N) / 0.1
         limits[LABEL] = weights[k].sum() / 0.1
@@ -554,5 +533,5 @@ def test_value_of_scores_by_themselves():
     L = of_scores(SampledSoftmaxLoss(scheme="masked", reduction="none"), draw, O)[0]
     u = np.full(len(L), 1.5)
     moved_u = moved_log_sums(u, L, 0.5, None)
-    value, *_ = of_sums(MovingAverageLoss(reduction="none"), draw, u)
+    value, *_ = of_log_sums(MovingAverageLoss(reduction="none"), draw, None, u)
     np.testing.assert_allclose(value, moved_u + np.expm1(L - moved_u), rtol=1e-14)

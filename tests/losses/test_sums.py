@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 from mpmath import mp, mpf
+from oracles.log_sum_cases import BEST, OTHERS, M, N, O, Q, all_draws, of_log_sums
 from oracles.loss_cases import (
     LABEL,
-    SCORES,
     dense,
     full_softmax,
     make_case,
     of_scores,
 )
-from oracles.naive_losses import derivative, every_draw, exact, scores
+from oracles.naive_losses import derivative, exact, scores
 from scipy import sparse
 
 from samplesoft.losses import DoubleSumLoss, FullSoftmaxLoss, OneVsEachLoss, SampledSoftmaxLoss
@@ -20,36 +20,12 @@ from samplesoft.samplers import UniformSampler, WeightedSampler
 from samplesoft.samplers.base import Draw
 from samplesoft.schemes import SCHEMES
 
-N, M = 4, 2
-O = SCORES[:N] + np.array([0.0, 0.0, 0.0, 2.0])  # noqa: E741  # a class is above the label
-Q = {"uniform": np.full(N, 0.25), "skewed": np.array([0.05, 0.6, 0.3, 0.05])}
-OTHERS = np.arange(N) != LABEL
-BEST = full_softmax(O)[0]
-
-
-def all_draws(q, m=M, exclude=False):
-    """Every draw, its chance and what it holds."""
-    if exclude:
-        q = np.where(OTHERS, q, 0.0) / q[OTHERS].sum()
-    ids, chances = map(np.array, zip(*every_draw(q, m), strict=True))
-    return Draw(ids, np.log(q[ids])), chances
-
 
 def one_vs_each(o):
     """The bound, and its gradient in the scores."""
     margins = np.where(OTHERS, o - o[LABEL], -np.inf)
     slopes = 1.0 / (1.0 + np.exp(-margins))
     return np.logaddexp(0.0, margins).sum(), slopes - slopes.sum() * ~OTHERS
-
-
-def double_sum(loss, draw, weights, u, o=O):
-    """Value, gradient in the scores, that in u, and u as it was computed with."""
-    size = len(draw.ids)
-    value, cache = loss.forward(
-        np.ones((size, 1)), o[:, None], np.full(size, LABEL), draw, log_sums=u, weights=weights
-    )
-    found = loss.backward(cache)
-    return value, dense(found.dW, len(o))[:, 0], found.d_log_sums, cache.batch.log_sums
 
 
 # --- means over all draws ---------------------------------------------------------------------
@@ -88,7 +64,7 @@ def test_double_sum_has_no_bias_at_any_u(kind, m, exclude, u):
     """That of no draw is raised: the best u is above the bound of every draw."""
     draw, chances = all_draws(Q[kind], m, exclude)
     us = np.full(len(chances), u)
-    value, gradient, d_u, kept = double_sum(DoubleSumLoss(reduction="sum"), draw, chances, us)
+    value, gradient, d_u, kept = of_log_sums(DoubleSumLoss(reduction="sum"), draw, chances, us)
     np.testing.assert_array_equal(kept, us)
     assert value == pytest.approx(u + np.exp(BEST - u) - 1.0, rel=1e-13)
     full = full_softmax(O)[1]
@@ -100,7 +76,7 @@ def test_double_sum_has_no_bias_at_any_u(kind, m, exclude, u):
 def test_at_the_best_u_it_is_the_full_softmax(kind):
     draw, chances = all_draws(Q[kind])
     us = np.full(len(chances), BEST)
-    value, gradient, d_u, _ = double_sum(DoubleSumLoss(reduction="sum"), draw, chances, us)
+    value, gradient, d_u, _ = of_log_sums(DoubleSumLoss(reduction="sum"), draw, chances, us)
     full, slopes = full_softmax(O)
     assert value == pytest.approx(full, rel=1e-14) and abs(d_u.sum()) < 1e-13
     np.testing.assert_allclose(gradient, slopes, rtol=0, atol=1e-12)
@@ -129,7 +105,7 @@ def test_means_find_a_mistake(mistake, loss):
     wrong = type("Wrong", (mistake, loss), {})(reduction="sum")
     draw, chances = all_draws(Q["skewed"])
     if loss is DoubleSumLoss:
-        value, gradient, *_ = double_sum(wrong, draw, chances, np.full(len(chances), BEST))
+        value, gradient, *_ = of_log_sums(wrong, draw, chances, np.full(len(chances), BEST))
         wanted = full_softmax(O)
     else:  # the label against itself is a constant
         value, gradient = of_scores(wrong, draw, O, weights=chances)
@@ -201,7 +177,7 @@ def test_a_raise_by_its_own_formula(signs):
     bounds = np.logaddexp(0.0, highest - np.abs(O)[LABEL])
     for below, raised in ((0.2, False), (0.3, True)):
         us = bounds - below
-        values, _, d_u, kept = double_sum(loss, draw, None, us, o)
+        values, _, d_u, kept = of_log_sums(loss, draw, None, us, o)
         np.testing.assert_allclose(kept, bounds if raised else us, rtol=1e-14, atol=1e-15)
         L = of_scores(SampledSoftmaxLoss(scheme="masked", **options), draw, o)[0]
         np.testing.assert_allclose(values, kept + np.expm1(L - kept), rtol=1e-13, atol=1e-15)
@@ -211,7 +187,7 @@ def test_a_raise_by_its_own_formula(signs):
 def test_a_raise_lowers_the_objective():
     """It goes towards the best u, and not beyond, whatever was drawn."""
     draw, _ = all_draws(Q["skewed"])
-    kept = double_sum(DoubleSumLoss(slack=0.0), draw, None, np.full(N**M, -2.0))[3]
+    kept = of_log_sums(DoubleSumLoss(slack=0.0), draw, None, np.full(N**M, -2.0))[3]
     assert (kept > -2.0).all() and (kept < BEST).all() and (kept[:-1] != kept[1:]).any()
 
 
@@ -219,8 +195,8 @@ def test_weights_and_means_share_out_slopes_of_u():
     loss, weights = DoubleSumLoss(), np.array([1.0, 3.0, 0.0])
     draw = Draw(np.array([[0, 3], [1, 1], [3, 0]]), np.log([[0.3, 0.2]] * 3))
     us = np.array([1.0, 2.0, 3.0])
-    slopes = double_sum(DoubleSumLoss(reduction="sum"), draw, None, us)[2]
-    found = double_sum(loss, draw, weights, us)[2]
+    slopes = of_log_sums(DoubleSumLoss(reduction="sum"), draw, None, us)[2]
+    found = of_log_sums(loss, draw, weights, us)[2]
     np.testing.assert_allclose(found, slopes * weights / 4.0, rtol=1e-14)
 
 
@@ -241,7 +217,7 @@ def test_scores_far_apart(kind, u, dtype):
     loss, o = DoubleSumLoss(reduction="none"), np.array(EXTREMES[kind], dtype)
     draw, _ = all_draws(Q["skewed"])
     weights, size = np.exp(-draw.log_expected_count), len(draw.ids)
-    values, gradient, d_u, kept = double_sum(loss, draw, None, np.full(size, u), o)
+    values, gradient, d_u, kept = of_log_sums(loss, draw, None, np.full(size, u), o)
     assert all(np.isfinite(x).all() for x in (values, gradient, d_u, kept))
     assert np.abs(gradient).max() <= np.e * weights.sum() * (1.0 + 1e-6)
     assert (kept >= u).all() and d_u.max() <= 1.0
@@ -260,7 +236,7 @@ def test_without_a_raise_gradients_explode():
     draw, _ = all_draws(Q["skewed"])
     o, us = np.array(EXTREMES["a draw far above"]), np.zeros(N**M)
     with pytest.raises(ValueError, match="must be finite, got inf"):
-        double_sum(DoubleSumLoss(slack=1e6), draw, None, us, o)
+        of_log_sums(DoubleSumLoss(slack=1e6), draw, None, us, o)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 3), (2, 1), (3, 7)])
